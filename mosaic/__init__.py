@@ -1,0 +1,1 @@
+"""The core: domain values, lineage, credit, store, settings and the command line."""

@@ -1,0 +1,128 @@
+"""A call as the proxy captured it, before lineage has placed it.
+
+It is what travels from the wire to the store, and what a spool line holds while the database cannot take it; so it
+can be written as JSON and read back without loss. It never holds a credential.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mosaic.records import IdArray, LogprobArray, Message
+
+
+class CallStatus(StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    ABORTED = "aborted"
+    """The client left before the end."""
+    FAILED = "failed"
+    """The engine refused, died or sent something unusable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One choice of the reply."""
+
+    index: int
+    message: Message
+    """The assistant message, assembled from the stream where there was one."""
+    finish_reason: str | None
+    ids_T: IdArray
+    """Sampled token ids; empty when the engine sent none."""
+    logprobs_T: LogprobArray
+    """Natural-log probabilities, one per sampled id; empty when the engine sent none."""
+    arrivals: tuple[tuple[int, float], ...] = ()
+    """(tokens so far, unix seconds) at each chunk: tells which policy version sampled which token."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """One request and its answer, as seen on the wire."""
+
+    call_id: str
+    wire: str
+    """Name of the wire, for example `chat`."""
+    status: CallStatus
+    http_status: int
+    """Status that the client got; 499 when it left before any."""
+    messages: tuple[Message, ...]
+    """The request's messages."""
+    params: Mapping[str, Any]
+    """The request's body without its messages."""
+    choices: tuple[Choice, ...]
+    prompt_ids_P: IdArray
+    """Prompt ids as the engine reported them; empty when it sent none."""
+    usage: Mapping[str, Any] | None
+    inexact_reason: str | None
+    """Why the call cannot be trained, or None when it is exact."""
+    started_at: float
+    """Unix seconds when the request was complete."""
+    first_byte_at: float | None
+    """Unix seconds of the engine's first body bytes; None when there were none."""
+    ended_at: float
+    trajectory_id: str | None = None
+    """The operator's trajectory (path, key or header); None when lineage has to find it."""
+    attribution: str = "lineage"
+    """What named the trajectory: `path`, `header` or `lineage`."""
+    task_key: str | None = None
+    """The operator's task key; None derives it from the first user message."""
+    client: str = ""
+    """What tells clients apart without naming them: user agent and a digest of the key."""
+    retry_count: int = 0
+    """The SDK's own retry counter (`x-stainless-retry-count`)."""
+    error: str | None = None
+    """One line on what went wrong, for failed and aborted calls."""
+    streamed: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Request headers that frameworks use for their ids; never credentials."""
+
+    @property
+    def exact(self) -> bool:
+        """True when ids, logprobs and usage agree, so that the call can be trained."""
+        return self.inexact_reason is None
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of the tools that the request offers."""
+        tools = self.params.get("tools") or ()
+        return frozenset(t.get("function", t).get("name", "") for t in tools if isinstance(t, dict))
+
+
+def to_json(call: CapturedCall) -> bytes:
+    """One line of JSON that `from_json` turns into an equal call."""
+    return orjson.dumps(asdict(call), default=_encode, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def from_json(line: bytes) -> CapturedCall:
+    """The call that `to_json` wrote. Raises `ValueError` or `KeyError` for anything else."""
+    raw = orjson.loads(line)
+    raw["choices"] = tuple(_choice(c) for c in raw["choices"])
+    raw["messages"] = tuple(raw["messages"])
+    raw["status"] = CallStatus(raw["status"])
+    raw["prompt_ids_P"] = np.asarray(raw["prompt_ids_P"], np.int32)
+    known = {f.name for f in fields(CapturedCall)}
+    return CapturedCall(**{k: v for k, v in raw.items() if k in known})
+
+
+def _choice(raw: dict[str, Any]) -> Choice:
+    return Choice(
+        index=raw["index"],
+        message=raw["message"],
+        finish_reason=raw["finish_reason"],
+        ids_T=np.asarray(raw["ids_T"], np.int32),
+        logprobs_T=np.asarray(raw["logprobs_T"], np.float32),
+        arrivals=tuple((n, t) for n, t in raw["arrivals"]),
+    )
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} cannot be spooled")

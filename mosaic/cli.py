@@ -1,0 +1,151 @@
+"""The command `mosaic`. Other packages add their commands as entry points, loaded only when they are called.
+
+Exit codes: 0 done, 1 other failure, 2 bad usage or settings, 3 database, 4 engine, 5 training, 6 nothing to train,
+7 publishing, 130 interrupted. Errors go to standard error, one line, with the next step.
+"""
+
+import sys
+from dataclasses import asdict
+from importlib.metadata import entry_points
+from typing import Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mosaic import logs
+from mosaic.errors import MosaicError
+from mosaic.settings import load, origins
+from mosaic.store import Store
+
+app = typer.Typer(
+    help="Train the agent you already run: record its calls, find its sessions, credit them, train, reload.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
+DATABASE = typer.Option(None, help="SQLAlchemy URL of the store.")
+
+
+@app.command()
+def config(as_json: bool = JSON) -> None:
+    """Print every setting in force and where it came from."""
+    found = origins(load())
+    if as_json:
+        _print_json({name: {"value": value, "from": origin} for name, (value, origin) in found.items()})
+        return
+    _print_table("setting value from", [(name, value, origin) for name, (value, origin) in found.items()])
+
+
+@app.command()
+def reward(
+    trajectory: str,
+    value: str = typer.Argument(help="A number, or `none` when the attempt cannot be scored."),
+    source: str = typer.Option("cli", help="Who says so."),
+    note: str | None = typer.Option(None, help="Anything to remember with it."),
+    database: str | None = DATABASE,
+) -> None:
+    """Say how a trajectory went; late and corrected rewards are fine."""
+    number = None if value.lower() == "none" else _number(value)
+    _store(database).reward(trajectory, number, source, note)
+    typer.echo(f"{trajectory}: {value}")
+
+
+@app.command()
+def trajectories(
+    limit: int = typer.Option(50, min=1, help="How many, newest first."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
+    """List the newest trajectories with their sessions."""
+    found = _store(database).trajectories(limit)
+    if as_json:
+        _print_json([asdict(t) for t in found])
+        return
+    _print_table(
+        "trajectory task state reward sessions compactions spawns calls inexact sampled version",
+        [
+            (
+                t.trajectory_id,
+                t.task_key,
+                t.state,
+                t.reward,
+                t.sessions,
+                t.compactions,
+                t.spawns,
+                t.calls,
+                t.inexact_calls,
+                t.sampled_tokens,
+                t.policy_version,
+            )
+            for t in found
+        ],
+    )
+
+
+@app.command()
+def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
+    """Show a trajectory's tree of sessions: kind, calls, tokens, and why each session stands where it stands."""
+    store = _store(database)
+    found, links = store.trajectory(trajectory), store.links(trajectory)
+    if as_json:
+        _print_json({"trajectory_id": trajectory, "reward": found.reward, "state": found.state, "sessions": links})
+        return
+    calls = {s.session_id: len(s.calls) for s in found.sessions}
+    sampled = {s.session_id: sum(len(x.ids_T) for c in s.calls for x in c.samples) for s in found.sessions}
+    _print_table(
+        "session kind parent calls sampled why score evidence",
+        [
+            (
+                link["session_id"][:16],
+                link["kind"],
+                (link["parent_session_id"] or "")[:16],
+                calls.get(link["session_id"], 0),
+                sampled.get(link["session_id"], 0),
+                link["rung"],
+                link["score"],
+                orjson.dumps(link["evidence"]).decode(),
+            )
+            for link in links
+        ],
+    )
+
+
+def main() -> None:
+    """Run the command line; errors become one line and an exit code."""
+    logs.configure()
+    named = sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else None
+    for entry in entry_points(group="mosaic.commands"):
+        # Only the command that is asked for is imported; the help lists them all.
+        if named in (None, entry.name):
+            app.command(entry.name)(entry.load())
+    try:
+        app(prog_name="mosaic")
+    except MosaicError as error:
+        typer.secho(f"mosaic: {error}", err=True, fg="red")
+        sys.exit(error.exit_code)
+
+
+def _store(database: str | None) -> Store:
+    return Store(load(database=database).database)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor `none`") from None
+
+
+def _print_json(value: object) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
+
+
+def _print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
+    table = Table(*columns.split())
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    Console().print(table)

@@ -1,0 +1,70 @@
+"""What lineage decides: where a call stands, why, and how sure that is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mosaic.records import SessionKind
+
+LINK_THRESHOLD = 0.6
+"""Below this score no link is made; the evidence is kept as a rival for review."""
+
+
+class Rung(StrEnum):
+    """The kind of evidence that decided, strongest first."""
+
+    PREFIX = "prefix"
+    """The request repeats an earlier request and its reply."""
+    RETRY = "retry"
+    """The request is an earlier one again, and the SDK or a failure says so."""
+    ECHO = "echo"
+    """The request carries tool-call ids that the policy emitted, in a history that was edited."""
+    SUMMARY = "summary"
+    """The request opens with a text that the policy wrote as a summary."""
+    ARGUMENT = "argument"
+    """The request's first user text is an argument of a tool call that is still open."""
+    RESULT = "result"
+    """The parent's tool result carried the child's last text."""
+    QUOTE = "quote"
+    """The request quotes a session's history as text."""
+    NONE = "none"
+    """Nothing was found: a new root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a session opened and why we believe so."""
+
+    session_id: str
+    kind: SessionKind
+    parent_session_id: str | None
+    parent_call_id: str | None
+    """Call of the parent whose sampled tokens opened the session."""
+    rung: Rung
+    score: float
+    """In [0, 1]; 1 for a root that is certainly one."""
+    evidence: Mapping[str, Any]
+    rivals: tuple[Mapping[str, Any], ...] = ()
+    """Other parents that the evidence allowed: session, call, score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one call stands."""
+
+    call_id: str
+    trajectory_id: str
+    session_id: str
+    parent_call_id: str | None
+    """The call that this one extends; None when it opens its session."""
+    auxiliary: str | None
+    """Why the call serves the framework and not the task, or None."""
+    position: int
+    """Order of opening of the session inside its trajectory, from 0."""
+    opened: Link | None
+    """The link of the session when this call opened it."""
+    relinked: tuple[Link, ...] = ()
+    """Links of earlier sessions that this call's evidence changed."""
+    confirmed_summary: str | None = None
+    """Call that turned out to have written the summary that this session opens with: it serves the task after all."""

@@ -1,0 +1,112 @@
+"""All settings in one tree: defaults < `mosaic.toml` < `MOSAIC_*` < flags. Unknown keys are refused.
+
+`mosaic config` prints what is in force and where each value came from. Nested keys are written `[train]` in the file
+and `MOSAIC_TRAIN__LEARNING_RATE` in the environment.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from mosaic.errors import SettingsError
+
+CONFIG_FILE = "mosaic.toml"
+
+
+class TrainConfig(BaseModel):
+    """What a training job does with the trajectories that it finds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Path | None = Field(None, description="Checkpoint that the engine started with; needed until a job has run.")
+    output: Path = Field(Path("var/checkpoints"), description="Folder that receives one checkpoint per policy version.")
+    credit: str = Field("mosaic", description="Credit rule: mosaic, mosaic:trajectory, mosaic:session, broadcast, ...")
+    learning_rate: float = Field(1e-5, gt=0, description="AdamW's step size.")
+    epochs: int = Field(1, ge=1, description="Passes over the trajectories of one job.")
+    minibatches: int = Field(1, ge=1, description="Optimizer steps per epoch; a trajectory is never split over two.")
+    max_staleness: int = Field(1, ge=0, description="Policy versions that a trajectory may be behind the live one.")
+    max_tokens: int = Field(4096, ge=1, description="Longest sequence in tokens; longer ones lose whole calls.")
+    keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
+
+
+class Settings(BaseSettings):
+    """Everything that can be set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="MOSAIC_", env_nested_delimiter="__", extra="forbid", toml_file=CONFIG_FILE
+    )
+
+    upstream: str = Field("http://localhost:8000/v1", description="Base URL of the vLLM that serves the policy.")
+    upstream_api_key: SecretStr | None = Field(None, description="Key that the engine wants; clients never see it.")
+    database: str = Field("sqlite:///var/mosaic.db", description="SQLAlchemy URL of the store.")
+    spool: Path = Field(Path("var/spool"), description="Folder for calls that the database could not take.")
+    host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs api_keys.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_keys: list[SecretStr] = Field(
+        [], description="Keys that clients must send; empty leaves a loopback proxy open."
+    )
+    url: str = Field("http://127.0.0.1:8080", description="Where commands find the running proxy.")
+    max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
+    store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer may wait for the database, then spools.")
+    connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to reach the engine.")
+    drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then the file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(**flags: object) -> Settings:
+    """The settings in force; flags that are None count as not given. Raises `SettingsError`."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(
+            f"setting {where!r}: {first['msg']}.", "See `mosaic config` for all settings and where they come from."
+        ) from error
+    except (ValueError, OSError) as error:
+        raise SettingsError(f"{CONFIG_FILE} cannot be read: {error}.", "Correct or remove it.") from error
+
+
+def origins(settings: Settings) -> dict[str, tuple[Any, str]]:
+    """Every setting by dotted name: its value (secrets masked) and `default`, `mosaic.toml` or the variable's name."""
+    file = TomlConfigSettingsSource(Settings)()
+    return dict(_origins(settings, file, ""))
+
+
+def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tuple[str, tuple[Any, str]]]:
+    found: list[tuple[str, tuple[Any, str]]] = []
+    for name in type(model).model_fields:
+        value, dotted = getattr(model, name), f"{prefix}{name}"
+        if isinstance(value, BaseModel):
+            found += _origins(value, file.get(name, {}), f"{dotted}.")
+            continue
+        variable = "MOSAIC_" + dotted.replace(".", "__").upper()
+        if variable in os.environ:
+            origin = variable
+        else:
+            origin = CONFIG_FILE if name in file else "default"
+        found.append((dotted, (_shown(value), origin)))
+    return found
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, list):
+        return [_shown(v) for v in value]
+    return str(value) if isinstance(value, SecretStr | Path) else value

@@ -1,0 +1,5 @@
+"""Everything that Mosaic remembers, in SQL: SQLite by default, PostgreSQL by URL."""
+
+from mosaic.store.store import Store
+
+__all__ = ["Store"]

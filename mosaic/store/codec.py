@@ -1,0 +1,70 @@
+"""Token arrays and message digests as the database holds them.
+
+An array is one byte of codec followed by its little-endian bytes: `r` raw, `z` zlib. Ids are int32, logprobs float32.
+Digests are the first 16 bytes of SHA-256, in hex: a message's digest covers its parent's, so it names a whole prefix.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mosaic.records import IdArray, LogprobArray
+
+_MIN_COMPRESSED = 64
+
+
+def pack(array: IdArray | LogprobArray) -> bytes:
+    """The array as bytes, compressed where that makes it smaller."""
+    raw = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    if len(raw) >= _MIN_COMPRESSED:
+        packed = zlib.compress(raw, 1)
+        if len(packed) < len(raw):
+            return b"z" + packed
+    return b"r" + raw
+
+
+def unpack_ids(blob: bytes) -> IdArray:
+    """Token ids, int32, from `pack`'s bytes."""
+    return np.frombuffer(_bytes(blob), "<i4").astype(np.int32, copy=False)
+
+
+def unpack_logprobs(blob: bytes) -> LogprobArray:
+    """Logprobs, float32, from `pack`'s bytes."""
+    return np.frombuffer(_bytes(blob), "<f4").astype(np.float32, copy=False)
+
+
+def _bytes(blob: bytes) -> bytes:
+    tag, body = blob[:1], blob[1:]
+    if tag == b"z":
+        return zlib.decompress(body)
+    if tag == b"r":
+        return body
+    raise ValueError(f"unknown array codec {tag!r}")
+
+
+def digest(value: Mapping[str, Any], parent: str | None = None) -> str:
+    """Content address of `value` after `parent`: 32 hex characters."""
+    state = hashlib.sha256((parent or "").encode())
+    state.update(dump(value))
+    return state.hexdigest()[:32]
+
+
+def dump(value: object) -> bytes:
+    """JSON with sorted keys. Lone surrogates survive as `\\udXXX` escapes, which orjson refuses to write."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        import json
+
+        return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def common_prefix(a: IdArray, b: IdArray) -> int:
+    """Number of leading ids that both arrays share."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n

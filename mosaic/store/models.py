@@ -1,0 +1,211 @@
+"""The tables of DESIGN.md §6. Their names and columns are part of the public interface: users query them.
+
+Times are Unix seconds (UTC). JSON columns hold text, so that both databases return exactly what was written.
+"""
+
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+Id = String(64)
+Digest = String(32)
+RowId = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    """Declarative base with a naming convention, so that migrations can name every constraint."""
+
+    metadata = MetaData(naming_convention=NAMING)
+
+
+class TaskRow(Base):
+    """What was attempted."""
+
+    __tablename__ = "tasks"
+    task_key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    text: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float(53))
+
+
+class TrajectoryRow(Base):
+    """One attempt at one task."""
+
+    __tablename__ = "trajectories"
+    trajectory_id: Mapped[str] = mapped_column(String(200), primary_key=True)
+    task_key: Mapped[str | None] = mapped_column(ForeignKey("tasks.task_key"), index=True)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    attribution: Mapped[str] = mapped_column(String(16))
+    reward: Mapped[float | None] = mapped_column(Float(53))
+    created_at: Mapped[float] = mapped_column(Float(53), index=True)
+    updated_at: Mapped[float] = mapped_column(Float(53))
+    trained_version: Mapped[int | None] = mapped_column(Integer)
+    trained_job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.job_id"))
+
+
+class SessionRow(Base):
+    """One continuous context inside a trajectory."""
+
+    __tablename__ = "sessions"
+    session_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    parent_session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.session_id"))
+    opened_by_call_id: Mapped[str | None] = mapped_column(Id)
+    position: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float(53))
+
+
+class MessageRow(Base):
+    """A message after a given prefix; its digest names the whole prefix, so every prefix is stored once."""
+
+    __tablename__ = "messages"
+    message_id: Mapped[str] = mapped_column(Digest, primary_key=True)
+    parent_id: Mapped[str | None] = mapped_column(Digest)
+    depth: Mapped[int] = mapped_column(Integer)
+    role: Mapped[str] = mapped_column(String(32))
+    body: Mapped[str] = mapped_column(Text)
+
+
+class ParamsRow(Base):
+    """A request's body without its messages (tools, sampling parameters), stored once however often it repeats."""
+
+    __tablename__ = "params"
+    params_id: Mapped[str] = mapped_column(Digest, primary_key=True)
+    body: Mapped[str] = mapped_column(Text)
+
+
+class CallRow(Base):
+    """One request through the proxy and its answer."""
+
+    __tablename__ = "calls"
+    seq: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    call_id: Mapped[str] = mapped_column(Id, unique=True)
+    trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"))
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.session_id"), index=True)
+    parent_call_id: Mapped[str | None] = mapped_column(Id)
+    auxiliary: Mapped[str | None] = mapped_column(String(32))
+    wire: Mapped[str] = mapped_column(String(16))
+    attribution: Mapped[str] = mapped_column(String(16))
+    client: Mapped[str] = mapped_column(Text)
+    headers: Mapped[str] = mapped_column(Text)
+    retry_count: Mapped[int] = mapped_column(Integer)
+    streamed: Mapped[bool]
+    status: Mapped[str] = mapped_column(String(16))
+    http_status: Mapped[int] = mapped_column(Integer)
+    error: Mapped[str | None] = mapped_column(Text)
+    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"))
+    params_id: Mapped[str] = mapped_column(ForeignKey("params.params_id"))
+    exact: Mapped[bool]
+    inexact_reason: Mapped[str | None] = mapped_column(String(64))
+    prompt_tokens: Mapped[int] = mapped_column(Integer)
+    sampled_tokens: Mapped[int] = mapped_column(Integer)
+    policy_version: Mapped[int] = mapped_column(Integer)
+    policy_version_end: Mapped[int] = mapped_column(Integer)
+    started_at: Mapped[float] = mapped_column(Float(53))
+    first_byte_at: Mapped[float | None] = mapped_column(Float(53))
+    ended_at: Mapped[float] = mapped_column(Float(53))
+
+    __table_args__ = (Index("ix_calls_trajectory_id_seq", "trajectory_id", "seq"),)
+
+
+class TokensRow(Base):
+    """One choice of a call: sampled ids with logprobs, and, for choice 0, the prompt as a delta.
+
+    The prompt is the first `prompt_kept` ids of the base (prompt + sampled ids of `base_call_id`, `base_choice`)
+    followed by `prompt_new`. Without a base, `prompt_new` is the whole prompt.
+    """
+
+    __tablename__ = "tokens"
+    call_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    choice: Mapped[int] = mapped_column(Integer, primary_key=True)
+    base_call_id: Mapped[str | None] = mapped_column(Id)
+    base_choice: Mapped[int | None] = mapped_column(Integer)
+    prompt_kept: Mapped[int] = mapped_column(Integer)
+    prompt_new: Mapped[bytes | None] = mapped_column(LargeBinary)
+    sampled: Mapped[bytes] = mapped_column(LargeBinary)
+    logprobs: Mapped[bytes] = mapped_column(LargeBinary)
+    versions: Mapped[str | None] = mapped_column(Text)
+    """JSON [[version, first token, end), ...] when a swap fell inside the call; else NULL."""
+    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"))
+    finish_reason: Mapped[str | None] = mapped_column(String(32))
+
+
+class LinkRow(Base):
+    """Why a session stands where it stands."""
+
+    __tablename__ = "links"
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.session_id"), primary_key=True)
+    trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    parent_session_id: Mapped[str | None] = mapped_column(Id)
+    parent_call_id: Mapped[str | None] = mapped_column(Id)
+    rung: Mapped[str] = mapped_column(String(32))
+    score: Mapped[float] = mapped_column(Float(53))
+    evidence: Mapped[str] = mapped_column(Text)
+    rivals: Mapped[str] = mapped_column(Text)
+
+
+class RewardRow(Base):
+    """One statement about how a trajectory (or one of its sessions) went. Append-only; the last one is in force."""
+
+    __tablename__ = "rewards"
+    reward_id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"), index=True)
+    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.session_id"))
+    value: Mapped[float | None] = mapped_column(Float(53))
+    source: Mapped[str] = mapped_column(String(64))
+    note: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float(53))
+
+
+class PolicyVersionRow(Base):
+    """One set of weights. `live_at` lies between the load and the resume of generation, so it parts old tokens from new."""
+
+    __tablename__ = "policy_versions"
+    version: Mapped[int] = mapped_column(Integer, primary_key=True)
+    path: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.job_id"))
+    created_at: Mapped[float] = mapped_column(Float(53))
+    live_at: Mapped[float | None] = mapped_column(Float(53), index=True)
+    verification: Mapped[str | None] = mapped_column(Text)
+
+
+class JobRow(Base):
+    """One training job and where it stands."""
+
+    __tablename__ = "jobs"
+    job_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    settings: Mapped[str] = mapped_column(Text)
+    policy_from: Mapped[int] = mapped_column(Integer)
+    policy_to: Mapped[int | None] = mapped_column(Integer)
+    error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float(53))
+    ended_at: Mapped[float | None] = mapped_column(Float(53))
+
+
+class JobMetricRow(Base):
+    """One number that a job reported."""
+
+    __tablename__ = "job_metrics"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    step: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[float] = mapped_column(Float(53))
+
+
+class CounterRow(Base):
+    """How often something was dropped, forked, skipped or done another way. Silence is the enemy."""
+
+    __tablename__ = "counters"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[int] = mapped_column(RowId)
