@@ -1,0 +1,241 @@
+"""OpenAI chat completions, as vLLM serves them: what we add to a request, take back out of an answer, and keep.
+
+We ask the engine for token ids, logprobs and usage, and strip from the answer what the client did not ask for; all
+else passes through unchanged, unknown fields included. Nothing is ever re-tokenised: what the engine does not send is
+missing, with its reason.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from adapters.wires.sse import data_of
+from mosaic.capture import Choice
+from mosaic.records import IdArray
+
+DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the client itself asked for, and so gets to see."""
+
+    logprobs: bool
+    token_ids: bool
+    stream: bool
+    stream_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What an answer holds once it has ended."""
+
+    choices: tuple[Choice, ...]
+    prompt_ids_P: IdArray
+    usage: Mapping[str, Any] | None
+    inexact_reason: str | None
+
+
+def upstream_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], Wanted]:
+    """The request with our own fields added, and what the client had asked for by itself."""
+    options = body.get("stream_options") or {}
+    wanted = Wanted(
+        logprobs=bool(body.get("logprobs")),
+        token_ids=bool(body.get("return_token_ids")),
+        stream=bool(body.get("stream")),
+        stream_usage=bool(options.get("include_usage")),
+    )
+    ours: dict[str, Any] = {**body, "logprobs": True, "return_token_ids": True}
+    if wanted.stream:
+        ours["stream_options"] = {**options, "include_usage": True}
+    return ours, wanted
+
+
+@dataclass(slots=True)
+class _ChoiceSoFar:
+    message: dict[str, Any] = field(default_factory=lambda: {"role": "assistant", "content": None})
+    finish_reason: str | None = None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    arrivals: list[tuple[int, float]] = field(default_factory=list)
+    tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class Answer:
+    """Collects one answer, whole or streamed, while it passes through."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._choices: dict[int, _ChoiceSoFar] = {}
+        self._prompt_ids: list[int] | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._noted: str | None = None
+        self.done = False
+        """True once the answer ended as its wire says it must."""
+        self.error: str | None = None
+        """The engine's in-band error, when it sent one."""
+
+    # whole answers
+
+    def whole(self, body: bytes) -> bytes:
+        """Keep a whole answer and return what the client gets. An answer that is not JSON passes unchanged."""
+        try:
+            parsed = orjson.loads(body)
+            self._keep_whole(parsed)
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            self._noted = "unreadable_answer"
+            self.done = True
+            return body
+        self.done = True
+        self._strip(parsed)
+        return orjson.dumps(parsed)
+
+    def _keep_whole(self, parsed: dict[str, Any]) -> None:
+        self._prompt_ids = parsed.get("prompt_token_ids")
+        self._usage = parsed.get("usage")
+        for raw in parsed["choices"]:
+            choice = self._choices.setdefault(raw.get("index", 0), _ChoiceSoFar())
+            choice.message = raw["message"]
+            choice.finish_reason = raw.get("finish_reason")
+            self._keep_tokens(choice, raw)
+
+    # streams
+
+    def event(self, event: bytes, now: float) -> bytes:
+        """Keep one event of a stream and return what the client gets (empty when it gets nothing).
+
+        Whatever is not understood passes unchanged and marks the call inexact: recording never cuts a stream.
+        """
+        data = data_of(event)
+        if data is None:
+            return event
+        if data.strip() == DONE:
+            self.done = True
+            return event
+        try:
+            parsed = orjson.loads(data)
+            self._keep_chunk(parsed, now)
+            if not self._shown(parsed):
+                return b""
+            self._strip(parsed)
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            self._noted = "unreadable_chunk"
+            return event
+        return b"data: " + orjson.dumps(parsed) + b"\n\n"
+
+    def _keep_chunk(self, parsed: dict[str, Any], now: float) -> None:
+        if "error" in parsed:
+            error = parsed["error"]
+            self.error = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+            return
+        if parsed.get("prompt_token_ids") is not None:
+            self._prompt_ids = parsed["prompt_token_ids"]
+        if parsed.get("usage") is not None:
+            self._usage = parsed["usage"]
+        for raw in parsed.get("choices") or ():
+            choice = self._choices.setdefault(raw.get("index", 0), _ChoiceSoFar())
+            if raw.get("finish_reason") is not None:
+                choice.finish_reason = raw["finish_reason"]
+            _merge_delta(choice, raw.get("delta") or {})
+            before = len(choice.ids)
+            self._keep_tokens(choice, raw)
+            if len(choice.ids) > before:
+                choice.arrivals.append((len(choice.ids), now))
+
+    def _keep_tokens(self, choice: _ChoiceSoFar, raw: Mapping[str, Any]) -> None:
+        choice.ids += raw.get("token_ids") or ()
+        content = (raw.get("logprobs") or {}).get("content") or ()
+        choice.logprobs += [entry["logprob"] for entry in content]
+
+    def _shown(self, parsed: Mapping[str, Any]) -> bool:
+        """False for the chunk that exists only because we asked for usage."""
+        only_usage = not parsed.get("choices") and parsed.get("usage") is not None
+        return self._wanted.stream_usage or not only_usage
+
+    def _strip(self, parsed: dict[str, Any]) -> None:
+        wanted = self._wanted
+        if not wanted.token_ids:
+            parsed.pop("prompt_token_ids", None)
+        if wanted.stream and not wanted.stream_usage:
+            parsed.pop("usage", None)
+        for choice in parsed.get("choices") or ():
+            if not wanted.token_ids:
+                choice.pop("token_ids", None)
+            if not wanted.logprobs and choice.get("logprobs") is not None:
+                choice["logprobs"] = None
+
+    # the end
+
+    def captured(self) -> Captured:
+        """What was kept, and whether it is exact."""
+        choices = tuple(_choice(index, kept) for index, kept in sorted(self._choices.items()))
+        prompt = np.asarray(self._prompt_ids or (), np.int32)
+        return Captured(choices, prompt, self._usage, self._inexact(choices))
+
+    def _inexact(self, choices: tuple[Choice, ...]) -> str | None:
+        if self.error is not None:
+            return "engine_error"
+        if not self.done:
+            return "cut"
+        if self._noted is not None:
+            return self._noted
+        return inexact_reason(choices, self._prompt_ids, self._usage)
+
+
+def inexact_reason(
+    choices: tuple[Choice, ...], prompt_ids: list[int] | None, usage: Mapping[str, Any] | None
+) -> str | None:
+    """Why an ended answer cannot be trained, or None: ids, logprobs and usage must all be there and agree."""
+    checks = (
+        (not choices, "no_choices"),
+        (not prompt_ids, "no_prompt_ids"),
+        (any(not len(c.ids_T) for c in choices), "no_token_ids"),
+        (any(len(c.ids_T) != len(c.logprobs_T) for c in choices), "logprobs_differ"),
+        (not usage, "no_usage"),
+    )
+    for wrong, reason in checks:
+        if wrong:
+            return reason
+    assert usage is not None and prompt_ids is not None
+    if usage.get("completion_tokens") != sum(len(c.ids_T) for c in choices):
+        return "completion_tokens_differ"
+    return None if usage.get("prompt_tokens") == len(prompt_ids) else "prompt_tokens_differ"
+
+
+def _choice(index: int, kept: _ChoiceSoFar) -> Choice:
+    message = kept.message
+    if kept.tool_calls:
+        message = {**message, "tool_calls": [kept.tool_calls[i] for i in sorted(kept.tool_calls)]}
+    return Choice(
+        index=index,
+        message=message,
+        finish_reason=kept.finish_reason,
+        ids_T=np.asarray(kept.ids, np.int32),
+        logprobs_T=np.asarray(kept.logprobs, np.float32),
+        arrivals=tuple(kept.arrivals),
+    )
+
+
+def _merge_delta(choice: _ChoiceSoFar, delta: Mapping[str, Any]) -> None:
+    """Add a delta to the message: texts are appended, tool calls by their index, anything else is replaced."""
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for call in value or ():
+                _merge_tool_call(choice.tool_calls.setdefault(call.get("index", 0), {}), call)
+        elif isinstance(value, str) and key != "role" and isinstance(choice.message.get(key), str):
+            choice.message[key] += value
+        elif value is not None or key not in choice.message:
+            choice.message[key] = value
+
+
+def _merge_tool_call(kept: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "function":
+            function = kept.setdefault("function", {"name": "", "arguments": ""})
+            for part in ("name", "arguments"):
+                function[part] += (value or {}).get(part) or ""
+        elif key != "index" and value is not None:
+            kept[key] = value

@@ -1,0 +1,37 @@
+"""Server-sent events cut out of a byte stream, whatever way the bytes were split.
+
+Source: WHATWG HTML, section 9.2.6. Events are kept as the bytes that arrived, so that what is not understood can be
+passed on unchanged.
+"""
+
+import re
+from collections.abc import Iterator
+
+_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+
+
+class EventSplitter:
+    """Feed bytes, get whole events; what has not ended yet is kept."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The events that `chunk` completes, each with its closing blank line."""
+        self._pending += chunk
+        start = 0
+        for end in _END.finditer(self._pending):
+            yield self._pending[start : end.end()]
+            start = end.end()
+        self._pending = self._pending[start:]
+
+    def rest(self) -> bytes:
+        """Bytes after the last whole event."""
+        return self._pending
+
+
+def data_of(event: bytes) -> bytes | None:
+    """The event's data, or None when it has none (a comment, for example)."""
+    lines = [line.rstrip(b"\r") for line in _DATA.findall(event)]
+    return b"\n".join(lines) if lines else None

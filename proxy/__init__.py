@@ -1,0 +1,1 @@
+"""The only server: the model path, the recorder and the control API."""

@@ -1,0 +1,61 @@
+"""The control API under `/api`: rewards in, trajectories out, health."""
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from mosaic.settings import Settings
+from mosaic.store import Store
+from proxy.access import check_key
+from proxy.recorder import Recorder
+
+
+class RewardIn(BaseModel):
+    """A reward for one trajectory."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float | None = Field(allow_inf_nan=False, description="How it went; null when it cannot be scored.")
+    source: str = Field("api", max_length=64, description="Who says so.")
+    note: str | None = Field(None, description="Anything to remember with it.")
+
+
+def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
+    """The routes, bound to one store."""
+    api = APIRouter(prefix="/api")
+
+    @api.post("/trajectories/{trajectory_id}/reward")
+    def give_reward(trajectory_id: str, given: RewardIn, request: Request) -> dict[str, Any]:
+        """Append a reward; the last one is in force."""
+        check_key(settings, request.headers)
+        store.reward(trajectory_id, given.reward, given.source, given.note)
+        return {"trajectory_id": trajectory_id, "reward": given.reward}
+
+    @api.get("/trajectories")
+    def list_trajectories(request: Request, limit: int = 50) -> list[dict[str, Any]]:
+        """The newest trajectories."""
+        check_key(settings, request.headers)
+        return [asdict(t) for t in store.trajectories(min(limit, 1000))]
+
+    @api.get("/trajectories/{trajectory_id}/links")
+    def list_links(trajectory_id: str, request: Request) -> list[dict[str, Any]]:
+        """How the trajectory's sessions are linked, with evidence."""
+        check_key(settings, request.headers)
+        return store.links(trajectory_id)
+
+    @api.get("/health")
+    def health(request: Request) -> dict[str, Any]:
+        """What the recorder did, the counters and the live policy version."""
+        check_key(settings, request.headers)
+        version, path = store.policy()
+        return {
+            "recorder": asdict(recorder.health),
+            "spool_empty": recorder.spool.empty(),
+            "counters": store.counters(),
+            "policy_version": version,
+            "policy_path": path,
+        }
+
+    return api

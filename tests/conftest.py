@@ -1,0 +1,74 @@
+"""Fixtures shared by all tests: a proxy on a free port before a scripted engine, stopped by the test itself."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from mosaic.settings import Settings
+from mosaic.store import Store
+from proxy.app import create_app
+from tests.engine import ScriptedEngine
+from tests.engine.scripted import Script
+
+
+@dataclass
+class Proxy:
+    """A running proxy and what stands around it."""
+
+    url: str
+    engine: ScriptedEngine
+    settings: Settings
+    store: Store
+
+
+ProxyFactory = Callable[..., AbstractAsyncContextManager[Proxy]]
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[str]:
+    """Serve the proxy in this event loop; yields its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="error", timeout_graceful_shutdown=1))
+    running = asyncio.ensure_future(server.serve(sockets=[listener]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+        if running.done():
+            await running
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+        listener.close()
+
+
+@pytest.fixture
+def start_proxy(tmp_path: Path) -> ProxyFactory:
+    """Call with a script (and settings) to get a running proxy before a scripted engine."""
+
+    @asynccontextmanager
+    async def start(script: Script, **overrides: object) -> AsyncIterator[Proxy]:
+        engine = ScriptedEngine(script)
+        async with engine.serve() as upstream:
+            values = {
+                "upstream": upstream,
+                "database": f"sqlite:///{tmp_path}/mosaic.db",
+                "spool": tmp_path / "spool",
+                **overrides,
+            }
+            settings = Settings(**values)  # type: ignore[arg-type]
+            async with serving(settings) as url:
+                store = Store(settings.database)
+                try:
+                    yield Proxy(url, engine, settings, store)
+                finally:
+                    store.close()
+
+    return start

@@ -1,0 +1,223 @@
+"""The model path against the scripted engine: what the client sees, what the store holds."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from mosaic.records import Call, Trajectory
+from tests.conftest import Proxy, ProxyFactory
+from tests.engine import Fault, Turn
+from tests.engine.scripted import render
+
+HELLO = [{"role": "user", "content": "Hello, wörld"}]
+CALLS = (("search", '{"q":"a"}'), ("search", '{"q":"bé"}'))
+
+
+async def post(proxy: Proxy, body: dict[str, Any], path: str = "/t/run-1/v1/chat/completions") -> tuple[int, bytes]:
+    async with aiohttp.ClientSession() as client, client.post(proxy.url + path, json=body) as response:
+        return response.status, await response.read()
+
+
+async def direct(proxy: Proxy, body: dict[str, Any]) -> bytes:
+    """What the engine itself answers."""
+    url = proxy.settings.upstream + "/chat/completions"
+    async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
+        return await response.read()
+
+
+def recorded(proxy: Proxy, trajectory_id: str = "run-1") -> Trajectory:
+    return proxy.store.trajectory(trajectory_id)
+
+
+def only_call(proxy: Proxy) -> Call:
+    (session,) = recorded(proxy).sessions
+    (call,) = session.calls
+    return call
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("turn", [Turn("Hi, thére"), Turn("", CALLS), Turn("Look", CALLS), Turn("Pick", n=3)])
+async def test_a_call_is_recorded_exactly_and_the_client_sees_only_what_it_asked_for(
+    start_proxy: ProxyFactory, stream: bool, turn: Turn
+) -> None:
+    async with start_proxy(lambda _: turn) as proxy:
+        status, body = await post(proxy, {"model": "policy", "messages": HELLO, "stream": stream})
+        assert status == 200
+        assert b"token_ids" not in body
+        assert b'"logprob"' not in body
+        assert b"usage" not in body or not stream
+        call = only_call(proxy)
+        assert call.exact
+        assert call.prompt_ids_P.tolist() == render(HELLO)
+        assert [s.index for s in call.samples] == list(range(turn.n))
+        for sample in call.samples:
+            assert len(sample.ids_T) == len(sample.logprobs_T) > 0
+            assert (sample.message.get("content") or "").startswith(turn.content)
+            calls = sample.message.get("tool_calls") or []
+            assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == list(turn.calls)
+            np.testing.assert_allclose(sample.logprobs_T[:3], [-1 / 8, -2 / 8, -3 / 8])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_asks_for_everything_gets_everything(start_proxy: ProxyFactory, stream: bool) -> None:
+    wish: dict[str, Any] = {"logprobs": True, "return_token_ids": True, "stream": stream, "odd": {"nested": [1, None]}}
+    if stream:
+        wish["stream_options"] = {"include_usage": True, "mine": 1}
+    async with start_proxy(lambda _: Turn("Hi there, friend")) as proxy:
+        body = {"model": "policy", "messages": HELLO, **wish}
+        _, got = await post(proxy, body)
+        want = await direct(proxy, body)
+        assert events(got) == events(want)
+        assert proxy.engine.requests[0] == proxy.engine.requests[1] == body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_ordinary_client_sees_what_the_engine_would_have_sent_it(
+    start_proxy: ProxyFactory, stream: bool
+) -> None:
+    async with start_proxy(lambda _: Turn("Hi there, friend")) as proxy:
+        body = {"model": "policy", "messages": HELLO, "stream": stream}
+        _, got = await post(proxy, body)
+        want = await direct(proxy, body)
+        assert events(got) == events(want)
+
+
+def events(body: bytes) -> list[Any]:
+    if not body.startswith(b"data:"):
+        return [json.loads(body)]
+    return [json.loads(e[6:]) if e != b"data: [DONE]" else "DONE" for e in body.split(b"\n\n") if e]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault.GARBAGE, "unreadable_chunk"),
+        (Fault.LOST_IDS, "logprobs_differ"),
+        (Fault.NO_USAGE, "no_usage"),
+        (Fault.NO_DONE, "call_failed"),
+        (Fault.CUT_MID_STREAM, "call_failed"),
+        (Fault.IN_BAND_ERROR, "call_failed"),
+    ],
+)
+async def test_a_broken_stream_is_recorded_with_its_reason_and_never_trained(
+    start_proxy: ProxyFactory, fault: Fault, reason: str
+) -> None:
+    async with start_proxy(lambda _: Turn("A longer text of many pieces", fault=fault)) as proxy:
+        _, body = await post(proxy, {"model": "policy", "messages": HELLO, "stream": True})
+        assert not only_call(proxy).exact
+        assert proxy.store.counters()["inexact_calls"] == {reason: 1}
+        if reason == "call_failed":
+            assert b"error" in body
+            assert b"data: [DONE]" not in body or fault is Fault.IN_BAND_ERROR
+
+
+async def test_garbage_in_a_stream_reaches_the_client_unchanged(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("A longer text", fault=Fault.GARBAGE)) as proxy:
+        _, body = await post(proxy, {"model": "policy", "messages": HELLO, "stream": True})
+        assert b'data: {"choices": [nonsense\n\n' in body
+        assert body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("fault", "stream"), [(Fault.HANG, False), (Fault.HANG, True), (Fault.HANG_MID_STREAM, True)])
+async def test_when_the_client_leaves_the_engine_is_told_and_the_call_is_recorded(
+    start_proxy: ProxyFactory, fault: Fault, stream: bool
+) -> None:
+    async with start_proxy(lambda _: Turn("A longer text of many pieces", fault=fault)) as proxy:
+        body = {"model": "policy", "messages": HELLO, "stream": stream}
+        leaving = asyncio.ensure_future(post(proxy, body))
+        await proxy.engine.reached.wait()
+        leaving.cancel()
+        await asyncio.wait_for(proxy.engine.dropped.wait(), 0.2)
+        for _ in range(200):
+            if proxy.store.trajectories():
+                break
+            await asyncio.sleep(0.01)
+        call = only_call(proxy)
+        assert not call.exact
+        assert proxy.store.counters()["inexact_calls"] == {"call_aborted": 1}
+        if fault is Fault.HANG_MID_STREAM:
+            assert len(call.samples[0].ids_T) > 0
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "words"),
+    [
+        (b"{not json", 400, "not valid JSON"),
+        (b"[]", 400, "not a JSON object"),
+        (b'{"messages": "hi"}', 400, "list of objects"),
+        (b'{"model": "other", "messages": []}', 404, "/v1/models"),
+    ],
+)
+async def test_bad_requests_get_one_clear_line(start_proxy: ProxyFactory, raw: bytes, status: int, words: str) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy, aiohttp.ClientSession() as client:
+        async with client.post(proxy.url + "/v1/chat/completions", data=raw) as response:
+            assert response.status == status
+            assert words in (await response.json())["error"]["message"]
+
+
+async def test_an_engine_that_cannot_be_reached_is_a_502_and_a_failed_call(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi"), upstream="http://127.0.0.1:9/v1") as proxy:
+        status, body = await post(proxy, {"model": "policy", "messages": HELLO})
+        assert status == 502
+        assert "Check that vLLM runs there" in json.loads(body)["error"]["message"]
+        assert not only_call(proxy).exact
+
+
+async def test_the_engines_own_refusal_passes_through(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi", fault=Fault.REFUSE)) as proxy:
+        status, body = await post(proxy, {"model": "policy", "messages": HELLO})
+        assert (status, json.loads(body)) == (503, {"error": {"message": "busy"}})
+
+
+async def test_credentials_are_neither_forwarded_nor_stored(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy, aiohttp.ClientSession() as client:
+        headers = {"authorization": "Bearer client-secret", "x-api-key": "client-secret", "x-session-id": "s1"}
+        url = proxy.url + "/t/run-1/v1/chat/completions"
+        async with client.post(url, json={"model": "policy", "messages": HELLO}, headers=headers) as response:
+            await response.read()
+            assert response.status == 200
+        assert "client-secret" not in str(proxy.engine.headers)
+        database = Path(proxy.settings.database.removeprefix("sqlite:///"))
+        kept = b"".join(p.read_bytes() for p in database.parent.glob("mosaic.db*"))
+        assert b"client-secret" not in kept
+        assert b"x-session-id" in kept
+
+
+async def test_keys_are_demanded_when_set(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi"), api_keys=["k1"]) as proxy, aiohttp.ClientSession() as client:
+        body = {"model": "policy", "messages": HELLO}
+        for path in ("/v1/chat/completions", "/api/trajectories/x/reward"):
+            async with client.post(proxy.url + path, json=body) as response:
+                assert response.status in (401, 422)
+        async with client.get(proxy.url + "/api/trajectories") as response:
+            assert response.status == 401
+        good = {"authorization": "Bearer k1"}
+        async with client.post(proxy.url + "/v1/chat/completions", json=body, headers=good) as response:
+            assert response.status == 200
+
+
+async def test_engine_administration_is_unreachable_through_the_proxy(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy, aiohttp.ClientSession() as client:
+        for path in ("/pause", "/collective_rpc", "/v1/../pause", "/v1/load_lora_adapter", "/t/x/v1/%2e%2e/pause"):
+            async with client.post(proxy.url + path, json={}) as response:
+                assert response.status == 404
+
+
+async def test_parallel_calls_are_all_recorded(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda b: Turn("Echo " + b["messages"][0]["content"])) as proxy:
+        bodies = [
+            {"model": "policy", "messages": [{"role": "user", "content": f"{i}"}], "stream": bool(i % 2)}
+            for i in range(60)
+        ]
+        await asyncio.gather(*(post(proxy, b, f"/t/run-{i}/v1/chat/completions") for i, b in enumerate(bodies)))
+        found = {t.trajectory_id: t for t in proxy.store.trajectories(100)}
+        assert len(found) == 60
+        assert all(t.calls == 1 and t.inexact_calls == 0 for t in found.values())
+        for i in range(60):
+            (sample,) = proxy.store.trajectory(f"run-{i}").sessions[0].calls[0].samples
+            assert sample.message["content"] == f"Echo {i}"
