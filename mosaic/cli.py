@@ -12,10 +12,13 @@ from typing import Any
 import orjson
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.tree import Tree
 
 from mosaic import logs
 from mosaic.errors import MosaicError
+from mosaic.records import Trajectory
 from mosaic.settings import load, origins
 from mosaic.store import Store
 
@@ -94,24 +97,23 @@ def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE)
     if as_json:
         _print_json({"trajectory_id": trajectory, "reward": found.reward, "state": found.state, "sessions": links})
         return
-    calls = {s.session_id: len(s.calls) for s in found.sessions}
-    sampled = {s.session_id: sum(len(x.ids_T) for c in s.calls for x in c.samples) for s in found.sessions}
-    _print_table(
-        "session kind parent calls sampled why score evidence",
-        [
-            (
-                link["session_id"][:16],
-                link["kind"],
-                (link["parent_session_id"] or "")[:16],
-                calls.get(link["session_id"], 0),
-                sampled.get(link["session_id"], 0),
-                link["rung"],
-                link["score"],
-                orjson.dumps(link["evidence"]).decode(),
-            )
-            for link in links
-        ],
-    )
+    Console().print(_tree(found, links))
+
+
+def _tree(trajectory: Trajectory, links: list[dict[str, Any]]) -> Tree:
+    """The trajectory with each session under its parent."""
+    top = Tree(f"{trajectory.trajectory_id}  {trajectory.state.value}  reward {trajectory.reward}")
+    nodes: dict[str | None, Tree] = {}
+    for session, link in zip(trajectory.sessions, links, strict=True):
+        sampled = sum(len(sample.ids_T) for call in session.calls for sample in call.samples)
+        inexact = sum(not call.exact for call in session.calls)
+        evidence = orjson.dumps(link["evidence"]).decode()
+        nodes[session.session_id] = nodes.get(session.parent_session_id, top).add(
+            f"{session.kind.value}  {len(session.calls)} calls, {sampled} sampled tokens"
+            + (f", {inexact} inexact" if inexact else "")
+            + f"  ({link['rung']} {link['score']:.2f}) {escape(evidence)}"
+        )
+    return top
 
 
 def main() -> None:

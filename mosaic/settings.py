@@ -28,6 +28,7 @@ class TrainConfig(BaseModel):
     learning_rate: float = Field(1e-5, gt=0, description="AdamW's step size.")
     epochs: int = Field(1, ge=1, description="Passes over the trajectories of one job.")
     minibatches: int = Field(1, ge=1, description="Optimizer steps per epoch; a trajectory is never split over two.")
+    only: str | None = Field(None, description="Train only trajectories whose id is LIKE this SQL pattern.")
     max_staleness: int = Field(1, ge=0, description="Policy versions that a trajectory may be behind the live one.")
     max_tokens: int = Field(4096, ge=1, description="Longest sequence in tokens; longer ones lose whole calls.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")

@@ -12,6 +12,10 @@ from proxy.access import check_bind
 from proxy.app import create_app
 
 
+BACKLOG = 2048
+"""Connections that may wait while the server starts or is busy."""
+
+
 def serve(
     upstream: str | None = typer.Option(None, help="Base URL of the vLLM that serves the policy."),
     host: str | None = typer.Option(None, help="Address to listen on."),
@@ -44,4 +48,5 @@ def _listen(settings: Settings) -> socket.socket:
                 f"port {settings.port} on {settings.host} is in use.", "Stop what listens there or pass --port."
             ) from error
         raise MosaicError(f"cannot listen on {settings.host}:{settings.port}: {error}.") from error
+    listener.listen(BACKLOG)
     return listener

@@ -142,10 +142,13 @@ class Recorder:
         """Bring spooled calls into the store; a file is removed once all its lines are there."""
         with self._spool_lock:
             for path in self.spool.files():
-                calls = [c for c in spool_file.read(path) if c is not None]
+                lines = list(spool_file.read(path))
+                calls = [c for c in lines if c is not None]
                 for call in calls:
                     if not self._commit([call]):
                         return
+                if len(calls) < len(lines):
+                    self._store.count("spool_lines_unreadable", "cut", len(lines) - len(calls))
                 path.unlink()
                 log.info("spool replayed", file=path.name, calls=len(calls))
             self._replay_due = False

@@ -156,14 +156,19 @@ class Answer:
         return self._wanted.stream_usage or not only_usage
 
     def _strip(self, parsed: dict[str, Any]) -> None:
+        """Give back what vLLM sends unasked: in whole answers null, in streams no field at all."""
         wanted = self._wanted
-        if not wanted.token_ids:
-            parsed.pop("prompt_token_ids", None)
         if wanted.stream and not wanted.stream_usage:
             parsed.pop("usage", None)
+        holders = [(parsed, "prompt_token_ids"), *((c, "token_ids") for c in parsed.get("choices") or ())]
+        for holder, name in holders:
+            if wanted.token_ids or name not in holder:
+                continue
+            if wanted.stream:
+                del holder[name]
+            else:
+                holder[name] = None
         for choice in parsed.get("choices") or ():
-            if not wanted.token_ids:
-                choice.pop("token_ids", None)
             if not wanted.logprobs and choice.get("logprobs") is not None:
                 choice["logprobs"] = None
 

@@ -20,14 +20,15 @@ def connect(url: str) -> Engine:
         parsed = make_url(url)
     except ArgumentError as error:
         raise StoreError(f"database URL {url!r} cannot be read.", "Use sqlite:///path/to/file.db.") from error
-    if parsed.get_backend_name() == "sqlite" and parsed.database:
-        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
     if parsed.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
     try:
+        if parsed.get_backend_name() == "sqlite" and parsed.database:
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
         Base.metadata.create_all(engine)
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, OSError) as error:
+        engine.dispose()
         shown = parsed.render_as_string(hide_password=True)
         raise StoreError(
             f"database {shown} cannot be used: {getattr(error, 'orig', error)}.",

@@ -203,14 +203,15 @@ class Store:
             rows = connection.execute(query).mappings().all()
         return [{**r, "evidence": orjson.loads(r["evidence"]), "rivals": orjson.loads(r["rivals"])} for r in rows]
 
-    def untrained_groups(self, limit: int | None = None) -> list[Group]:
-        """Scored trajectories that no job has trained, by task, oldest first."""
+    def untrained_groups(self, like: str | None = None) -> list[Group]:
+        """Scored trajectories that no job has trained, by task, oldest first; `like` is an SQL pattern for their ids."""
         query = (
             select(TrajectoryRow.trajectory_id, TrajectoryRow.task_key)
             .where(TrajectoryRow.state == TrajectoryState.SCORED.value)
             .order_by(TrajectoryRow.created_at)
-            .limit(limit)
         )
+        if like is not None:
+            query = query.where(TrajectoryRow.trajectory_id.like(like))
         groups: dict[str, list[Trajectory]] = {}
         with self._transaction() as connection:
             for trajectory_id, task_key in connection.execute(query).all():

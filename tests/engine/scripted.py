@@ -182,15 +182,14 @@ def _usage(body: dict[str, Any], choices: list[_Choice]) -> dict[str, int]:
 def _whole(body: dict[str, Any], turn: Turn, choices: list[_Choice]) -> dict[str, Any]:
     ids = bool(body.get("return_token_ids"))
     answer: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion", "model": "policy", "unknown_field": 7}
-    if ids:
-        answer["prompt_token_ids"] = render(body["messages"])
+    answer["prompt_token_ids"] = render(body["messages"]) if ids else None
     answer["choices"] = [
         {
             "index": c.index,
             "message": {"role": "assistant", "content": c.content or None, "tool_calls": c.calls},
             "finish_reason": c.finish,
             "logprobs": _logprobs(body, c, 0, len(c.ids)),
-            **({"token_ids": c.ids[1:] if turn.fault is Fault.LOST_IDS else c.ids} if ids else {}),
+            "token_ids": (c.ids[1:] if turn.fault is Fault.LOST_IDS else c.ids) if ids else None,
         }
         for c in choices
     ]

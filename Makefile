@@ -1,0 +1,51 @@
+# Mosaic: `make` lists the targets. Everything runs in .venv, made from the lock in requirements/.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell command -v $(p) 2>/dev/null)))
+# Where PyTorch publishes its CPU wheels, for machines whose package index does not carry them.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+export OMP_NUM_THREADS ?= 2
+export TOKENIZERS_PARALLELISM := false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format policy clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: .venv/.installed ## make .venv with the locked CPU stack (about three minutes)
+
+.venv/.installed: requirements/cpu.txt requirements/torch.txt pyproject.toml
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "mosaic: Python 3.11 or newer with venv is needed; install it, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@echo "installing the locked CPU stack into .venv ..."
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -r requirements/torch.txt 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) -r requirements/torch.txt
+	@$(PIP) -r requirements/cpu.txt
+	@$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+demo: install ## the whole chain on this machine: agent, proxy, vLLM, TRL, reload (about ten minutes)
+	@$(BIN)/python -m examples.demo $(DEMO)
+
+test: install ## all tests but the slow ones, against the real vLLM and TRL
+	$(BIN)/python -m pytest -m "not slow" $(TEST)
+
+check: install ## ruff, ruff format, mypy strict, import-linter, deptry
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+
+format: install ## let ruff put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+policy: install ## teach the demo's policy anew (about ten minutes)
+	$(BIN)/python -m examples.demo.policy --out examples/demo/policy --seed 0
+
+clean: ## remove .venv, var and all caches
+	rm -rf .venv var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,5 @@
+"""`python -m mosaic` is `mosaic`."""
+
+from mosaic.cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""The command line as a user meets it: in a process of its own, with good and bad input."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mosaic.store import Store
+from tests.lineage.test_lineage import compaction
+from tests.playbook import Recording
+
+
+def mosaic(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mosaic", *arguments]
+    path = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **path, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    store.record(compaction(Recording("run-17")))
+    store.close()
+    return url
+
+
+def test_a_trajectory_is_listed_shown_and_rewarded(tmp_path: Path, database: str) -> None:
+    done = mosaic(tmp_path, "reward", "run-17", "1.0", "--database", database)
+    assert done.returncode == 0
+    listed = json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout)
+    assert [(t["trajectory_id"], t["reward"], t["sessions"], t["compactions"]) for t in listed] == [("run-17", 1, 2, 1)]
+    shown = json.loads(mosaic(tmp_path, "show", "run-17", "--json", "--database", database).stdout)
+    assert [(s["kind"], s["rung"]) for s in shown["sessions"]] == [("root", "none"), ("compaction", "summary")]
+    assert "compaction" in mosaic(tmp_path, "show", "run-17", "--database", database).stdout
+
+
+def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
+    listed = mosaic(tmp_path, "--help", COLUMNS="200").stdout
+    for command in ("serve", "train", "trajectories", "show", "reward", "config"):
+        assert command in listed
+
+
+def test_config_says_where_each_value_came_from(tmp_path: Path) -> None:
+    (tmp_path / "mosaic.toml").write_text('port = 9999\nupstream_api_key = "very-secret"\n[train]\nepochs = 3\n')
+    done = mosaic(tmp_path, "config", "--json", MOSAIC_TRAIN__LEARNING_RATE="0.5")
+    found = json.loads(done.stdout)
+    assert found["port"] == {"value": 9999, "from": "mosaic.toml"}
+    assert found["train.epochs"] == {"value": 3, "from": "mosaic.toml"}
+    assert found["train.learning_rate"] == {"value": 0.5, "from": "MOSAIC_TRAIN__LEARNING_RATE"}
+    assert found["host"]["from"] == "default"
+    assert "very-secret" not in done.stdout
+
+
+BAD = {
+    "an unknown setting": (["config"], "prot = 1\n", 2, "prot"),
+    "a setting of the wrong type": (["config"], 'port = "many"\n', 2, "port"),
+    "an unreadable file": (["config"], "port = \n", 2, "mosaic.toml"),
+    "an unknown trajectory": (["reward", "nowhere", "1"], "", 1, "mosaic trajectories"),
+    "an open bind without keys": (["serve", "--host", "0.0.0.0"], "", 2, "MOSAIC_API_KEYS"),
+    "a database that cannot be opened": (["trajectories", "--database", "sqlite:////proc/no/mosaic.db"], "", 3, "Check"),
+    "nothing to train": (["train", "--model", "/nowhere"], "", 6, "mosaic trajectories"),
+    "no checkpoint to start from": (["train"], "", 2, "--model"),
+    "an unknown credit rule": (["train", "--model", "/nowhere", "--credit", "luck"], "", 2, "broadcast"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_clear_line_with_the_next_step_and_an_exit_code(tmp_path: Path, what: str) -> None:
+    arguments, toml, code, words = BAD[what]
+    (tmp_path / "mosaic.toml").write_text(toml)
+    done = mosaic(tmp_path, *arguments)
+    assert done.returncode == code
+    assert done.stderr.startswith("mosaic: ")
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_in_use_is_said_before_anything_else_happens(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = mosaic(tmp_path, "serve", "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == f"mosaic: port {port} on 127.0.0.1 is in use. Stop what listens there or pass --port.\n"
+    assert not (tmp_path / "var").exists()
+
+
+def test_a_missing_python_is_said_by_make(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    (tmp_path / "requirements").mkdir()
+    for file in ("Makefile", "pyproject.toml", "requirements/cpu.txt", "requirements/torch.txt"):
+        (tmp_path / file).write_bytes((root / file).read_bytes())
+    done = subprocess.run(["make", "install", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Python 3.11 or newer with venv is needed" in done.stderr
