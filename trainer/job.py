@@ -1,0 +1,189 @@
+"""One training job, top to bottom: select, credit, build sequences, train, publish, write down what was done.
+
+The store says which scored trajectories no job has trained yet. They are marked trained in one transaction, after the
+new version is live and verified; until then nothing about them changes.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from mosaic.credit import GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
+from mosaic.errors import NothingToTrain, SettingsError
+from mosaic.records import Group, Trajectory
+from mosaic.settings import Settings
+from mosaic.store import Store
+from trainer.engine_control import EngineControl
+from trainer.publish import Publication, PublishReport, publish
+from trainer.round import StepReport, TrainReport, TrainSettings
+from trainer.sequences import Credit, Sequence, build_sequences
+
+MAX_PROBE = 512
+"""Longest probe for the check of published weights, in tokens."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a job trains, and what it leaves out."""
+
+    sequences: list[Sequence]
+    trained: tuple[str, ...]
+    """Trajectories with at least one sequence."""
+    credits: list[GroupCredit]
+    left_out: Mapping[str, int]
+    """Reason -> trajectories, groups or calls that are not trained for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What a job did."""
+
+    job_id: str
+    version: int
+    groups: int
+    trajectories: int
+    left_out: Mapping[str, int]
+    train: TrainReport
+    published: PublishReport
+
+
+def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], None] | None = None) -> JobReport:
+    """Run one job to the end. Raises `NothingToTrain` without a signal, `TrainError` or `PublishError` on failure."""
+    current, path = store.policy()
+    model = Path(path) if path is not None else settings.train.model
+    if model is None:
+        raise SettingsError(
+            "the checkpoint that the engine started with is not known.",
+            "Pass --model, or set model under [train] in mosaic.toml.",
+        )
+    try:
+        rule_settings(settings.train.credit)
+    except ValueError as error:
+        raise SettingsError(f"train.credit: {error}") from error
+    job_id = store.start_job(settings.train.model_dump(mode="json"))
+    try:
+        report = _train_and_publish(store, settings, job_id, (current, model), on_step)
+    except BaseException as error:
+        store.end_job(job_id, error=f"{type(error).__name__}: {error}")
+        raise
+    store.end_job(job_id, metrics=_metrics(report))
+    return report
+
+
+def _train_and_publish(
+    store: Store,
+    settings: Settings,
+    job_id: str,
+    live: tuple[int, Path],
+    on_step: Callable[[StepReport], None] | None,
+) -> JobReport:
+    current, model = live
+    config = settings.train
+    selection = select(store.untrained_groups(config.only), settings, current)
+    for reason, number in selection.left_out.items():
+        store.count("left_out_of_training", reason, number)
+    if not selection.sequences:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in selection.left_out.items()) or "nothing is scored"
+        raise NothingToTrain(
+            f"there is nothing to learn from ({reasons}).",
+            "Score attempts of one task with different outcomes; see `mosaic trajectories`.",
+        )
+    # Importing TRL takes seconds: only a job that has something to train pays for it.
+    from trainer.policy_trainer import OPTIMIZER_FILE, train
+
+    checkpoint = config.output.absolute() / job_id
+    version = store.new_version(str(checkpoint), job_id)
+    optimizer = model / OPTIMIZER_FILE
+    trained = train(
+        model,
+        selection.sequences,
+        TrainSettings(learning_rate=config.learning_rate, epochs=config.epochs, minibatches=config.minibatches),
+        checkpoint,
+        optimizer_state=optimizer if optimizer.exists() else None,
+        on_step=on_step,
+    )
+    probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
+    published = publish(
+        [EngineControl(settings.upstream.removesuffix("/v1"))],
+        Publication(checkpoint, version, model, current, probe),
+        on_loaded=lambda: store.version_live(version),
+        on_rolled_back=lambda: _rolled_back(store, version, model),
+    )
+    store.finish_training(job_id, version, selection.trained, asdict(published))
+    _prune(config.output, config.keep_checkpoints, {checkpoint, model})
+    return JobReport(
+        job_id=job_id,
+        version=version,
+        groups=sum(c.drop_reason is None for c in selection.credits),
+        trajectories=len(selection.trained),
+        left_out=selection.left_out,
+        train=trained,
+        published=published,
+    )
+
+
+def select(groups: list[Group], settings: Settings, current: int) -> Selection:
+    """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason."""
+    left_out: Counter[str] = Counter()
+    fresh = [_fresh(group, current - settings.train.max_staleness, left_out) for group in groups]
+    credits = assign([group_input(g) for g in fresh], settings.train.credit)
+    sequences: list[Sequence] = []
+    trained: list[str] = []
+    for group, credit in zip(fresh, credits, strict=True):
+        left_out.update(f"trajectory_{reason}" for reason in credit.dropped.values())
+        if credit.drop_reason is not None:
+            left_out[f"group_{credit.drop_reason}"] += 1
+            continue
+        members = {t.trajectory_id: t for t in group.trajectories}
+        for given in credit.trajectories:
+            built = build_sequences(members[given.trajectory_id], _credit(given), settings.train.max_tokens)
+            left_out.update({f"call_{reason}": n for reason, n in built.reasons.items()})
+            sequences += built.sequences
+            if built.sequences:
+                trained.append(given.trajectory_id)
+    return Selection(sequences, tuple(trained), credits, dict(left_out))
+
+
+def _fresh(group: Group, oldest: int, left_out: Counter[str]) -> Group:
+    """The group without trajectories that an older policy than `oldest` sampled."""
+    kept = tuple(t for t in group.trajectories if _oldest_version(t) >= oldest)
+    if stale := len(group.trajectories) - len(kept):
+        left_out["trajectory_stale"] += stale
+    return Group(group.task_key, kept)
+
+
+def _oldest_version(trajectory: Trajectory) -> int:
+    return min((c.policy_version for s in trajectory.sessions for c in s.calls), default=0)
+
+
+def _credit(given: TrajectoryCredit) -> Credit:
+    return Credit(
+        sessions={s.session_id: s.advantage for s in given.sessions},
+        calls={span.call_id: span.advantage for span in given.spans},
+    )
+
+
+def _rolled_back(store: Store, failed: int, model: Path) -> None:
+    """The previous weights are back: a version of its own, so that every token's version stays known."""
+    store.version_failed(failed)
+    store.version_live(store.new_version(str(model), None))
+
+
+def _prune(folder: Path, keep: int, needed: set[Path]) -> None:
+    """Remove the oldest checkpoints, never those that are live or the way back."""
+    found = sorted((p for p in folder.glob("job-*") if p.is_dir()), key=lambda p: p.stat().st_mtime)
+    for old in found[: max(0, len(found) - keep)]:
+        if old.absolute() not in needed:
+            shutil.rmtree(old)
+            log.info("old checkpoint removed", path=str(old))
+
+
+def _metrics(report: JobReport) -> dict[str, float]:
+    numbers = {**asdict(report.train), **{f"publish_{k}": v for k, v in asdict(report.published).items()}}
+    return {k: float(v) for k, v in numbers.items() if isinstance(v, int | float)}

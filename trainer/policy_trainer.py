@@ -1,0 +1,442 @@
+"""One training round: stored sequences in, a new checkpoint out, with TRL's GRPO losses in between.
+
+`PolicyTrainer` differs from TRL's `GRPOTrainer` at one point: where TRL would generate and score completions, it hands
+over stored sequences with their advantages. Clipping, losses, accumulation, optimizer, mixed precision and multi-GPU
+are TRL's, transformers' and Accelerate's. It must never generate, reach for the hub, or train a row twice in an epoch.
+
+Importing this module takes about 12 s (TRL): import it only to train.
+
+Suffixes: `_L` tokens of a sequence or columns of a micro-batch, `_B` rows, `_T` columns from the first trained one on;
+rows are padded on the right.
+
+    one optimizer step, with G trajectories, N_i trained tokens in trajectory i (mosaic.md 4.5):
+        L = -(1/G) Σ_i (1/N_i) Σ_t  w_t · min(r_t A_t, clip(r_t, 1-ε, 1+ε_high) A_t)
+    proximal = "engine":   r_t = π_θ/π_engine, w_t = 1       (PPO, the engine is the behaviour policy; no extra pass)
+    proximal = "trainer":  r_t = π_θ/π_start,  w_t = π_start/π_engine, truncated  (decoupled PPO, 2110.00641)
+"""
+
+import os
+import pickle
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports below read it: a checkpoint is always a local folder
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
+
+from mosaic.errors import NothingToTrain, TrainError
+from trainer.batches import MicroBatch, plan_epoch
+from trainer.round import TOKEN_MEAN_LOSSES, StepReport, TrainReport, TrainSettings
+from trainer.sequences import Sequence
+
+with warnings.catch_warnings():
+    # TRL names the vLLM versions that its own generation supports; we never use that.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
+"""Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
+
+
+def train(
+    model_dir: Path,
+    sequences: list[Sequence],
+    settings: TrainSettings,
+    output_dir: Path,
+    *,
+    optimizer_state: Path | None = None,
+    on_step: Callable[[StepReport], None] | None = None,
+) -> TrainReport:
+    """Train the checkpoint in `model_dir` on the sequences and write the new one to `output_dir`.
+
+    The new checkpoint (safetensors, tokenizer, chat template, config) appears whole or not at all. `optimizer_state` is
+    the file that an earlier round reported. Raises NothingToTrain without sequences, TrainError when settings, files or
+    data cannot be used, or the loss stops being finite.
+    """
+    started = time.monotonic()
+    _check(model_dir, sequences, settings, output_dir)
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    working_dir = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}-", dir=output_dir.parent))
+    try:
+        trainer = policy_trainer(model_dir, sequences, settings, working_dir)
+        if optimizer_state is not None:
+            _load_optimizer(trainer, optimizer_state, settings)
+        recorder = _Recorder(trainer, on_step)
+        trainer.add_callback(recorder)
+        trainer.start()
+        trainer.train()
+        state_file = _save(trainer, model_dir, working_dir, output_dir, settings.save_optimizer)
+    finally:
+        shutil.rmtree(working_dir, ignore_errors=True)
+    return recorder.report(sequences, time.monotonic() - started, output_dir, state_file)
+
+
+def _check(model_dir: Path, sequences: list[Sequence], settings: TrainSettings, output_dir: Path) -> None:
+    if not sequences:
+        raise NothingToTrain("No sequence to train on.", "Score more trajectories, or see `mosaic doctor`.")
+    if not (model_dir / "config.json").is_file():
+        raise TrainError(f"{model_dir} holds no checkpoint (no config.json).", "Give the folder of a saved model.")
+    if output_dir.exists():
+        raise TrainError(f"{output_dir} exists already.", "Remove it, or train into a new folder.")
+    if settings.loss_type not in TOKEN_MEAN_LOSSES:
+        raise TrainError(
+            f"Loss {settings.loss_type!r} does not fit the normalisation per trajectory.",
+            f"Choose one of {', '.join(TOKEN_MEAN_LOSSES)}.",
+        )
+    for sequence in sequences:
+        if not np.isfinite(sequence.advantages_L).all():
+            raise TrainError(
+                f"Session {sequence.session_id} of trajectory {sequence.trajectory_id} has an advantage that is not "
+                "finite.",
+                "Check its rewards with `mosaic trajectories`.",
+            )
+        if sequence.n_trained == 0 or sequence.prompt_len < 1:
+            raise TrainError(f"A sequence of session {sequence.session_id} has no trained token or no prompt.")
+
+
+def policy_trainer(
+    model_dir: Path, sequences: list[Sequence], settings: TrainSettings, working_dir: Path
+) -> "PolicyTrainer":
+    """Load model and tokenizer and build the trainer for one round; `working_dir` is scratch space."""
+    disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    if settings.reference_dir is not None:
+        # TRL loads the reference from the path that the model's config names.
+        model.config._name_or_path = str(settings.reference_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    epoch = plan_epoch(
+        sequences, settings.normalisation, settings.minibatches, settings.micro_batch_tokens, settings.seed
+    )
+    config = _config(settings, len(epoch) * settings.epochs, len(epoch[0]), working_dir)
+    return PolicyTrainer(
+        model=model, tokenizer=tokenizer, config=config, sequences=sequences, epoch=epoch, settings=settings
+    )
+
+
+def _config(settings: TrainSettings, n_steps: int, n_micro_batches: int, working_dir: Path) -> GRPOConfig:
+    n_processes = PartialState(cpu=not torch.cuda.is_available()).num_processes
+    options: dict[str, Any] = {
+        "output_dir": str(working_dir),
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "constant",
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "max_steps": n_steps,
+        "gradient_accumulation_steps": n_micro_batches,
+        # One dataset row is one micro-batch, drawn anew for each: TRL repeats a row `num_generations` times over the
+        # processes, and each of them takes its share of that micro-batch. So TRL's divisibility rules never matter.
+        "per_device_train_batch_size": 2,
+        "num_generations": 2 * n_processes,
+        "steps_per_generation": 1,
+        "num_iterations": 1,
+        "shuffle_dataset": False,
+        "loss_type": settings.loss_type,
+        "epsilon": settings.epsilon,
+        "epsilon_high": settings.epsilon_high,
+        "beta": settings.beta,
+        "temperature": settings.temperature,
+        "vllm_importance_sampling_mode": settings.importance_mode,
+        "vllm_importance_sampling_clip_max": settings.importance_max,
+        "vllm_importance_sampling_clip_min": settings.importance_min,
+        "bf16": settings.bf16,
+        "gradient_checkpointing": settings.gradient_checkpointing,
+        "use_cpu": not torch.cuda.is_available(),
+        "seed": settings.seed,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    try:
+        return GRPOConfig(**(options | dict(settings.trl)))
+    except (TypeError, ValueError) as error:
+        raise TrainError(f"TRL refuses the settings: {error}", "Correct the training settings.") from error
+
+
+class PolicyTrainer(GRPOTrainer):
+    """`GRPOTrainer` that is handed stored sequences where it would generate."""
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        tokenizer: Any,
+        config: GRPOConfig,
+        sequences: list[Sequence],
+        epoch: list[list[MicroBatch]],
+        settings: TrainSettings,
+    ) -> None:
+        self.sequences = sequences
+        self.micro_batches = [micro_batch for step in epoch for micro_batch in step]
+        self.settings = settings
+        self.tally = _Tally(newest_version=max(int(sequence.versions_L.max()) for sequence in sequences))
+        self._proximal_logps: dict[int, torch.Tensor] = {}
+        indices = [str(index) for _ in range(settings.epochs) for index in range(len(self.micro_batches))]
+        super().__init__(
+            model=model,
+            reward_funcs=_never,  # TRL wants one; credit has been given long before
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": indices}),
+            processing_class=tokenizer,
+        )
+        self.remove_callback(PrinterCallback)
+        model.register_forward_hook(self._observe)
+
+    def start(self) -> None:
+        """Compute the logprobs under the round's starting weights, where the settings ask for them."""
+        if self.settings.proximal == "engine":
+            return
+        # Makes TRL's loss apply `importance_sampling_ratio`; there is no vLLM behind it.
+        self.use_vllm = True
+        for index, micro_batch in enumerate(self.micro_batches):
+            batch = self._stored(micro_batch)
+            self._proximal_logps[index] = self._logps(self.model, batch)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return the stored micro-batch that the dataset row names, in the form that TRL's loss expects."""
+        index = int(inputs[0]["prompt"])
+        batch = self._stored(self.micro_batches[index])
+        if self.settings.proximal == "trainer":
+            batch["old_per_token_logps"] = self._proximal_logps[index]
+            batch["importance_sampling_ratio"] = self._importance_weights(batch)
+        if self.ref_model is not None:
+            batch["ref_per_token_logps"] = self._logps(self.ref_model, batch)
+        return batch
+
+    def _stored(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """Return this process's rows of a micro-batch as tensors.
+
+        Columns before the earliest trained token go into the prompt, which needs no padding; all others are completion,
+        right-padded, with `tool_mask` marking what the policy sampled. Positions are those of sampling.
+        """
+        rank, n_processes = self.accelerator.process_index, self.accelerator.num_processes
+        rows = [self.sequences[row] for row in micro_batch.rows[rank::n_processes]]
+        factors = micro_batch.factors[rank::n_processes]
+        n_prompt = min((row.prompt_len for row in rows), default=1)
+        width = max((len(row.ids_L) for row in rows), default=2)
+        shape = (max(len(rows), 1), width)  # without rows: one that is masked throughout, for its zero gradient
+        ids_BL = np.full(shape, self._tokenizer.pad_token_id, dtype=np.int64)
+        real_BL, trained_BL = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        logps_BL, advantages_BL = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+        versions_BL = np.full(shape, -1, dtype=np.int64)
+        real_BL[:, :n_prompt] = 1
+        for b, (row, factor) in enumerate(zip(rows, factors, strict=True)):
+            n_tokens = len(row.ids_L)
+            ids_BL[b, :n_tokens] = row.ids_L
+            real_BL[b, :n_tokens] = 1
+            trained_BL[b, :n_tokens] = row.mask_L
+            logps_BL[b, :n_tokens] = row.logprobs_L
+            advantages_BL[b, :n_tokens] = row.advantages_L * factor
+            versions_BL[b, :n_tokens] = row.versions_L
+        device = self.accelerator.device
+        split = {
+            "prompt_ids": ids_BL[:, :n_prompt],
+            "prompt_mask": real_BL[:, :n_prompt],
+            "completion_ids": ids_BL[:, n_prompt:],
+            "completion_mask": real_BL[:, n_prompt:],
+            "tool_mask": trained_BL[:, n_prompt:],
+            "advantages": advantages_BL[:, n_prompt:],
+            "old_per_token_logps": logps_BL[:, n_prompt:],
+            "sampling_per_token_logps": logps_BL[:, n_prompt:],
+            "versions": versions_BL[:, n_prompt:],
+        }
+        batch = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in split.items()}
+        # TRL multiplies this by the number of micro-batches of a step to get the step's token count.
+        n_items = micro_batch.step_tokens / self.args.gradient_accumulation_steps
+        batch["num_items_in_batch"] = torch.tensor(n_items, device=device)
+        return batch
+
+    @torch.no_grad()
+    def _logps(self, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return (B, T) logprobs of the completion under a model, as it is now."""
+        ids_BL = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        real_BL = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        logps_BT, _, _ = self._get_per_token_logps_and_entropies(
+            model, ids_BL, real_BL, batch["completion_ids"].size(1)
+        )
+        assert isinstance(logps_BT, torch.Tensor)
+        return logps_BT
+
+    def _importance_weights(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return π_start/π_engine, bounded: (B, T), or (B, 1) in a sequence mode.
+
+        The rule and its options are those of TRL 1.16, which has it inside the method that `_generate_and_score_
+        completions` replaces.
+        """
+        mode, low, high = self.settings.importance_mode, self.settings.importance_min, self.settings.importance_max
+        log_weights = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * batch["tool_mask"]
+        if mode.startswith("sequence"):
+            log_weights = log_weights.sum(dim=-1, keepdim=True)
+        weights = torch.exp(log_weights)
+        low, high = 0.0 if low is None else low, torch.inf if high is None else high
+        if mode.endswith("truncate"):
+            return weights.clamp(low, high)
+        return weights.masked_fill((weights < low) | (weights > high), 0.0)
+
+    def _observe(self, _module: Any, _args: Any, output: Any) -> None:
+        """Forward hook: add the new logprobs to the step's figures; changes nothing."""
+        # TRL shuffles the rows that it is given; these are what its loss sees.
+        buffered: Any = self._buffered_inputs
+        if torch.is_grad_enabled() and buffered:
+            self.tally.add(output.log_probs.detach(), buffered[0])
+
+
+def _never(**_: Any) -> list[float | None]:
+    raise AssertionError("stored sequences bring their advantages; no reward is ever computed here")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums over the trained tokens of one optimizer step."""
+
+    newest_version: int
+    tokens: list[int] = field(default_factory=list)
+    """Trained tokens per micro-batch."""
+    ratio_sum: float = 0.0
+    gap_sum: float = 0.0
+    gap_max: float = 0.0
+    gap_tokens: int = 0
+
+    def add(self, logps_BL: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
+        trained_BT = batch["tool_mask"].bool()
+        gaps = (logps_BL[:, -trained_BT.size(1) :] - batch["sampling_per_token_logps"])[trained_BT]
+        self.tokens.append(gaps.numel())
+        self.ratio_sum += float(gaps.exp().sum())
+        newest = gaps[batch["versions"][trained_BT] == self.newest_version].abs()
+        if newest.numel():
+            self.gap_sum += float(newest.sum())
+            self.gap_max = max(self.gap_max, float(newest.max()))
+            self.gap_tokens += newest.numel()
+
+
+class _Recorder(TrainerCallback):
+    """Collects one report per optimizer step, and the whole round's."""
+
+    def __init__(self, trainer: PolicyTrainer, on_step: Callable[[StepReport], None] | None) -> None:
+        self.trainer = trainer
+        self.on_step = on_step
+        self.steps: list[StepReport] = []
+        self.first: _Tally | None = None
+        self._figures: dict[str, float] = {}
+
+    def on_step_end(self, args: Any, *_: Any, **__: Any) -> None:
+        """Take the step's figures, weighted by tokens, before TRL averages them over micro-batches and clears them."""
+        tally, metrics = self.trainer.tally, self.trainer._metrics["train"]
+        self.first = self.first or tally
+        n_tokens = max(sum(tally.tokens), 1)
+
+        def token_mean(name: str) -> float:
+            values: list[float] = metrics.get(name) or [0.0] * len(tally.tokens)
+            return sum(value * n for value, n in zip(values, tally.tokens, strict=True) if n) / n_tokens
+
+        clipped = "cispo_clip_ratio" if args.loss_type == "cispo" else "clip_ratio/region_mean"
+        self._figures = {
+            "tokens": sum(tally.tokens),
+            "mean_ratio": tally.ratio_sum / n_tokens,
+            "clip_fraction": token_mean(clipped),
+            "entropy": token_mean("entropy"),
+        }
+        self.trainer.tally = _Tally(tally.newest_version)
+
+    def on_log(self, *event: Any, logs: Any = None, **_: Any) -> None:
+        """Complete the step with loss and gradient norm, which transformers knows only now."""
+        if not logs or "loss" not in logs or not self._figures:
+            return
+        _, state, _ = event
+        loss, grad_norm = float(logs["loss"]), float(logs["grad_norm"])
+        if not (np.isfinite(loss) and np.isfinite(grad_norm)):
+            raise TrainError(
+                f"Step {state.global_step}: loss {loss} or gradient norm {grad_norm} is not finite; nothing was saved.",
+                "Lower the learning rate, or look for extreme logprobs and rewards in this round's trajectories.",
+            )
+        tokens = int(self._figures.pop("tokens"))
+        step = StepReport(state.global_step, state.max_steps, loss, grad_norm, tokens, **self._figures)
+        self.steps.append(step)
+        self._figures = {}
+        if self.on_step is not None:
+            self.on_step(step)
+
+    def report(
+        self, sequences: list[Sequence], seconds: float, checkpoint: Path, optimizer_state: Path | None
+    ) -> TrainReport:
+        """Sum the round up."""
+
+        def mean(name: str) -> float:
+            return float(np.mean([getattr(step, name) for step in self.steps]))
+
+        first = self.first or _Tally(-1)
+        return TrainReport(
+            loss=mean("loss"),
+            grad_norm=mean("grad_norm"),
+            mean_ratio=mean("mean_ratio"),
+            clip_fraction=mean("clip_fraction"),
+            entropy=mean("entropy"),
+            logprob_gap_mean=first.gap_sum / max(first.gap_tokens, 1),
+            logprob_gap_max=first.gap_max,
+            tokens=sum(step.tokens for step in self.steps),
+            sequences=len(sequences),
+            trajectories=len({sequence.trajectory_id for sequence in sequences}),
+            steps=len(self.steps),
+            seconds=seconds,
+            checkpoint=checkpoint,
+            optimizer_state=optimizer_state,
+        )
+
+
+def _load_optimizer(trainer: PolicyTrainer, file: Path, settings: TrainSettings) -> None:
+    optimizer = trainer.create_optimizer()
+    try:
+        optimizer.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        _check_shapes(optimizer)
+    except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+        raise TrainError(
+            f"The optimizer state {file} cannot be used: {error}",
+            "Train without it (the optimizer starts afresh), or give the state of a round of the same model.",
+        ) from error
+    for group in optimizer.param_groups:
+        group["lr"] = settings.learning_rate
+        group.pop("initial_lr", None)
+
+
+def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
+    # torch compares the number of parameters only; a state of other shapes would fail in the middle of the round.
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
+                raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
+
+
+def _save(
+    trainer: PolicyTrainer, model_dir: Path, working_dir: Path, output_dir: Path, save_optimizer: bool
+) -> Path | None:
+    """Write the checkpoint beside its place and move it there in one step; return the optimizer's file."""
+    checkpoint = working_dir / "checkpoint"
+    trainer.save_model(str(checkpoint))
+    state_file = output_dir / OPTIMIZER_FILE if save_optimizer else None
+    if trainer.accelerator.is_main_process:
+        (checkpoint / "training_args.bin").unlink(missing_ok=True)
+        for file in model_dir.iterdir():
+            # Config, tokenizer and template stay byte for byte those of the model that the engine was started with.
+            if file.is_file() and file.suffix not in {".safetensors", ".bin", ".pt"} and "index.json" not in file.name:
+                shutil.copyfile(file, checkpoint / file.name)
+        if save_optimizer:
+            (checkpoint / OPTIMIZER_FILE).parent.mkdir()
+            assert trainer.optimizer is not None
+            torch.save(trainer.optimizer.state_dict(), checkpoint / OPTIMIZER_FILE)
+        checkpoint.rename(output_dir)
+    trainer.accelerator.wait_for_everyone()
+    return state_file
