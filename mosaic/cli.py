@@ -69,11 +69,10 @@ def trajectories(
         _print_json([asdict(t) for t in found])
         return
     _print_table(
-        "trajectory task state reward sessions compactions spawns calls inexact sampled version",
+        "trajectory state reward sessions compactions spawns calls inexact sampled version",
         [
             (
                 t.trajectory_id,
-                t.task_key,
                 t.state,
                 t.reward,
                 t.sessions,
@@ -147,7 +146,8 @@ def _print_json(value: object) -> None:
 
 
 def _print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
-    table = Table(*columns.split())
+    table = Table(*columns.split(), box=None, pad_edge=False)
+    table.columns[0].overflow = "fold"
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     Console().print(table)

@@ -90,7 +90,7 @@ class Session:
     parent_session_id: str | None
     """The session that this one continues or serves; None for a root."""
     opened_by_call_id: str | None
-    """Call of the parent whose sampled tokens created this session (the spawn call, or the summary); None for a root."""
+    """The parent's call whose sampled tokens created this session (spawn or summary); None for a root."""
     calls: tuple[Call, ...]
 
 

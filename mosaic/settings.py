@@ -50,7 +50,6 @@ class Settings(BaseSettings):
     api_keys: list[SecretStr] = Field(
         [], description="Keys that clients must send; empty leaves a loopback proxy open."
     )
-    url: str = Field("http://127.0.0.1:8080", description="Where commands find the running proxy.")
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
     store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer may wait for the database, then spools.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to reach the engine.")
@@ -63,8 +62,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes them by name.
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then the environment, then the file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
@@ -99,10 +98,7 @@ def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tup
             found += _origins(value, file.get(name, {}), f"{dotted}.")
             continue
         variable = "MOSAIC_" + dotted.replace(".", "__").upper()
-        if variable in os.environ:
-            origin = variable
-        else:
-            origin = CONFIG_FILE if name in file else "default"
+        origin = variable if variable in os.environ else CONFIG_FILE if name in file else "default"
         found.append((dotted, (_shown(value), origin)))
     return found
 

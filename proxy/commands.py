@@ -11,7 +11,6 @@ from mosaic.settings import Settings, load
 from proxy.access import check_bind
 from proxy.app import create_app
 
-
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
 

@@ -32,6 +32,9 @@ _PATH = re.compile(r"^(?:/t/(?P<trajectory>[^/]+))?/v1/(?P<rest>.+)$")
 _TRAJECTORY = re.compile(r"^[\w.:@+~-]{1,200}$", re.ASCII)
 _CLOSED = {"upstream_unreachable": "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."}
 
+MAX_ERROR = 500
+"""Bytes of an error answer that are kept with the call."""
+
 log = structlog.get_logger()
 
 
@@ -134,7 +137,7 @@ class ModelPath:
             exchange.ended(CallStatus.OK)
         else:
             body = _with_next_step(response.status, body)
-            exchange.ended(CallStatus.FAILED, f"engine answered {response.status}")
+            exchange.ended(CallStatus.FAILED, f"engine answered {response.status}: {_said(body)}")
         headers = [*shown_headers(response.headers), (b"x-mosaic-call-id", exchange.call_id.encode())]
         await _send_start(send, response.status, headers, len(body))
         await send({"type": "http.response.body", "body": body[:-1], "more_body": True})
@@ -198,6 +201,11 @@ async def _until_disconnect(receive: Receive) -> None:
 
 def _error(message: str, kind: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def _said(body: bytes) -> str:
+    """The start of an error answer, for the record."""
+    return body[:MAX_ERROR].decode("utf-8", "replace")
 
 
 def _with_next_step(status: int, body: bytes) -> bytes:

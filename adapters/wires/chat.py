@@ -204,7 +204,8 @@ def inexact_reason(
     for wrong, reason in checks:
         if wrong:
             return reason
-    assert usage is not None and prompt_ids is not None
+    assert usage is not None
+    assert prompt_ids is not None
     if usage.get("completion_tokens") != sum(len(c.ids_T) for c in choices):
         return "completion_tokens_differ"
     return None if usage.get("prompt_tokens") == len(prompt_ids) else "prompt_tokens_differ"

@@ -2,9 +2,9 @@
 
 The ladder, strongest evidence first: the request is a retry; it repeats an earlier request and its reply (prefix); it
 quotes a session's history without extending it (the call that writes a summary); its first user text is an argument of
-an open tool call (spawn); it opens with a summary that the policy wrote (compaction); it carries emitted tool-call ids
-in an edited history (echo); its first user text contains such an argument; otherwise it is a new root. When a tool
-result comes back with a child's last text, the child's link is confirmed, and siblings that guessed wrongly are swapped.
+an open tool call (spawn); it opens with a summary that the policy wrote (compaction); it carries emitted tool-call
+ids in an edited history (echo); its first user text contains such an argument; otherwise it is a new root. When a tool
+result comes back with a child's last text, the child's link is confirmed; siblings that guessed wrongly are swapped.
 """
 
 import hashlib
@@ -25,6 +25,16 @@ MIN_QUOTES = 3
 """Strings of one session that a request must quote to count as a transcript of it; a tool-call id is worth as many."""
 MAX_QUOTABLE = 64
 """Newest strings of a session by which a transcript of it is recognised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """The evidence for a link."""
+
+    rung: Rung
+    score: float
+    evidence: Mapping[str, object]
+    rivals: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +142,9 @@ def _extend(pool: Pool, request: _Request, end: End, k: int) -> Placement:
     evidence = {"items": k + 1, "of": len(request.items)}
     other_agent = request.call.tool_names != session.tools and request.system != session.system
     if other_agent and request.call.tool_names:
-        return _open(pool, request, SessionKind.HANDOFF, session, end.call_id, Rung.PREFIX, 0.9, evidence)
+        return _open(pool, request, SessionKind.HANDOFF, end, _Why(Rung.PREFIX, 0.9, evidence))
     if session.head_call_id != end.call_id and _newest_emitter(pool, request) != session.head_call_id:
-        return _open(pool, request, SessionKind.FORK, session, end.call_id, Rung.PREFIX, 0.95, evidence)
+        return _open(pool, request, SessionKind.FORK, end, _Why(Rung.PREFIX, 0.95, evidence))
     return _inside(request, session, end.call_id, None, _confirm(pool, request, session))
 
 
@@ -145,16 +155,16 @@ def _compaction(pool: Pool, request: _Request) -> Placement | None:
     if not known:
         return None
     best = max(known, key=lambda r: (r.summarises, len(r.text)))
-    session = pool.sessions[best.session_id]
     score = 0.95 if best.summarises else 0.8
     rivals = tuple({"session": r.session_id, "call": r.call_id} for r in known if r.session_id != best.session_id)
     evidence = {"summary_characters": len(best.text), "summary_call": best.call_id}
-    placed = _open(pool, request, SessionKind.COMPACTION, session, best.call_id, Rung.SUMMARY, score, evidence, rivals)
+    why = _Why(Rung.SUMMARY, score, evidence, rivals)
+    placed = _open(pool, request, SessionKind.COMPACTION, End(best.call_id, best.session_id), why)
     return replace(placed, confirmed_summary=best.call_id)
 
 
 def _summariser(pool: Pool, request: _Request) -> Placement | None:
-    """The request offers no tools and quotes one session's history as text, extending none: it is about that session."""
+    """The request offers no tools and quotes one session's history as text, extending none: it serves that session."""
     if request.call.tool_names or any(i.sampled for i in request.items):
         return None
     text = request.user_text
@@ -207,8 +217,8 @@ def _spawn(pool: Pool, request: _Request, *, exact: bool) -> Placement | None:
         return _root(pool, request, rivals)
     call.claimed_by = request.call.call_id
     evidence = {"tool_call": call.tool_call_id, "exact": exact}
-    parent = pool.sessions[call.session_id]
-    placed = _open(pool, request, SessionKind.SPAWN, parent, call.call_id, Rung.ARGUMENT, score, evidence, rivals)
+    why = _Why(Rung.ARGUMENT, score, evidence, rivals)
+    placed = _open(pool, request, SessionKind.SPAWN, End(call.call_id, call.session_id), why)
     pool.sessions[placed.session_id].claimed = call.tool_call_id
     return placed
 
@@ -223,35 +233,34 @@ def _spawn_candidates(pool: Pool, text: str) -> Iterator[tuple[tuple[int, int, i
 
 
 def _root(pool: Pool, request: _Request, rivals: tuple[dict[str, str], ...] = ()) -> Placement:
-    trajectory_id = request.call.trajectory_id or f"tr-{request.call.call_id}"
-    alone = trajectory_id not in pool.trajectory_sessions
+    alone = _own_trajectory(request) not in pool.trajectory_sessions
     score = 1.0 if alone and not rivals else 0.0
-    return _open(pool, request, SessionKind.ROOT, None, None, Rung.NONE, score, {"first": alone}, rivals)
+    return _open(pool, request, SessionKind.ROOT, None, _Why(Rung.NONE, score, {"first": alone}, rivals))
 
 
-def _open(
-    pool: Pool,
-    request: _Request,
-    kind: SessionKind,
-    parent: SessionState | None,
-    parent_call_id: str | None,
-    rung: Rung,
-    score: float,
-    evidence: Mapping[str, object],
-    rivals: tuple[dict[str, str], ...] = (),
-) -> Placement:
+def _own_trajectory(request: _Request) -> str:
+    """The trajectory of a call that belongs to no earlier one: the operator's, or one named after the call."""
+    return request.call.trajectory_id or f"tr-{request.call.call_id}"
+
+
+def _open(pool: Pool, request: _Request, kind: SessionKind, parent: End | None, why: _Why) -> Placement:
+    """Open a session with this call; `parent` is the call that it descends from."""
     call = request.call
-    if parent is not None:
-        trajectory_id = parent.trajectory_id
-    else:
-        trajectory_id = call.trajectory_id or f"tr-{call.call_id}"
+    trajectory_id = pool.sessions[parent.session_id].trajectory_id if parent else _own_trajectory(request)
     position = pool.trajectory_sessions.get(trajectory_id, 0)
     pool.trajectory_sessions[trajectory_id] = position + 1
-    session_id = f"s-{call.call_id}"
-    parent_id = parent.session_id if parent else None
-    link = Link(session_id, kind, parent_id, parent_call_id, rung, score, evidence, rivals)
-    pool.sessions[session_id] = SessionState(
-        session_id=session_id,
+    link = Link(
+        session_id=f"s-{call.call_id}",
+        kind=kind,
+        parent_session_id=parent.session_id if parent else None,
+        parent_call_id=parent.call_id if parent else None,
+        rung=why.rung,
+        score=why.score,
+        evidence=why.evidence,
+        rivals=why.rivals,
+    )
+    pool.sessions[link.session_id] = SessionState(
+        session_id=link.session_id,
         trajectory_id=trajectory_id,
         kind=kind,
         link=link,
@@ -259,9 +268,8 @@ def _open(
         tools=call.tool_names,
         system=request.system,
         head_call_id=call.call_id,
-        first_user=request.first_user,
     )
-    return Placement(call.call_id, trajectory_id, session_id, None, None, position, link)
+    return Placement(call.call_id, trajectory_id, link.session_id, None, None, position, link)
 
 
 def _inside(

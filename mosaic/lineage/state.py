@@ -23,7 +23,6 @@ class SessionState:
     system: str
     head_call_id: str
     """The newest call of the chain."""
-    first_user: str = ""
     last_text: str = ""
     """The newest reply's text when that reply made no calls: what a parent would be given."""
     claimed: str | None = None

@@ -166,7 +166,7 @@ class RewardRow(Base):
 
 
 class PolicyVersionRow(Base):
-    """One set of weights. `live_at` lies between the load and the resume of generation, so it parts old tokens from new."""
+    """One set of weights. `live_at` lies between load and resume of generation: it parts old tokens from new."""
 
     __tablename__ = "policy_versions"
     version: Mapped[int] = mapped_column(Integer, primary_key=True)

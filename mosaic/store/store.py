@@ -204,7 +204,7 @@ class Store:
         return [{**r, "evidence": orjson.loads(r["evidence"]), "rivals": orjson.loads(r["rivals"])} for r in rows]
 
     def untrained_groups(self, like: str | None = None) -> list[Group]:
-        """Scored trajectories that no job has trained, by task, oldest first; `like` is an SQL pattern for their ids."""
+        """Scored trajectories that no job has trained, by task, oldest first; `like` is a pattern for their ids."""
         query = (
             select(TrajectoryRow.trajectory_id, TrajectoryRow.task_key)
             .where(TrajectoryRow.state == TrajectoryState.SCORED.value)

@@ -89,7 +89,7 @@ def write_call(connection: Connection, call: CapturedCall, placement: Placement,
             "ended_at": call.ended_at,
         },
     )
-    _write_tokens(connection, call, placement, spans, head, depth)
+    _write_tokens(connection, call, placement, spans, (head, depth))
     _count_call(connection, call, placement)
 
 
@@ -203,12 +203,12 @@ def _write_tokens(
     call: CapturedCall,
     placement: Placement,
     spans: list[list[tuple[int, int, int]]],
-    head: str | None,
-    depth: int,
+    head: tuple[str | None, int],
 ) -> None:
+    """`head` is the digest and length of the request's message chain; each reply is stored after it."""
     rows: list[dict[str, Any]] = []
     for choice, spans_of in zip(call.choices, spans, strict=True):
-        message_id, _ = write_chain(connection, [choice.message], head, depth)
+        message_id, _ = write_chain(connection, [choice.message], *head)
         prompt = _prompt_delta(connection, call, placement) if not rows else {"prompt_kept": 0}
         versions = orjson.dumps(spans_of).decode() if len(spans_of) > 1 else None
         rows.append({**_choice_values(call, choice), **prompt, "versions": versions, "message_id": message_id})

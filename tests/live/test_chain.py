@@ -1,0 +1,51 @@
+"""The whole chain against the real vLLM, the real deepagents and the real TRL, on a small task."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+
+from examples.demo.__main__ import Plan, run
+from mosaic.store import Store
+
+PLAN = Plan(rounds=1, tasks=4, attempts=6, held_out=8, concurrency=16, minibatches=2)
+
+
+@pytest.mark.engine
+def test_an_unmodified_agent_is_recorded_credited_trained_and_served_again(tmp_path: Path) -> None:
+    summary = run(PLAN, tmp_path)
+    assert summary.failures == []
+    (trained,) = summary.rounds
+    assert trained.published_version == 1
+    assert trained.trained_tokens > 0
+    assert trained.logprob_gap < 1e-3 < trained.logprob_change
+    assert summary.before.policy_version == trained.batch.policy_version == 0
+    assert summary.after.policy_version == 1
+    assert sum(b.inexact_calls for b in summary.batches()) == 0
+    check_store(Store(f"sqlite:///{tmp_path}/mosaic.db"), summary.before.attempts)
+
+
+def check_store(store: Store, held_out: int) -> None:
+    """The database says the same: kinds of sessions, states, versions, and each sampled token in one place."""
+    with store.engine.connect() as connection:
+        kinds = counted(connection, "select kind, count(*) from sessions group by kind")
+        assert kinds["root"] == 2 * held_out + PLAN.tasks * PLAN.attempts
+        assert kinds["compaction"] > 0
+        assert kinds["spawn"] > 0
+        states = counted(connection, "select state, count(*) from trajectories group by state")
+        assert states["trained"] > 0
+        assert states["trained"] + states["scored"] == kinds["root"]
+        jobs = connection.execute(text("select state, policy_to from jobs")).tuples().all()
+        assert jobs == [("done", 1)]
+    weak = [
+        link
+        for summary in store.trajectories(500)
+        for link in store.links(summary.trajectory_id)
+        if link["kind"] != "root" and link["score"] < 0.8
+    ]
+    assert weak == []
+    store.close()
+
+
+def counted(connection: Connection, query: str) -> dict[str, int]:
+    return dict(connection.execute(text(query)))
