@@ -45,7 +45,7 @@ format: install ## let ruff put the code into shape
 	$(BIN)/ruff format .
 
 policy: install ## teach the demo's policy anew (about ten minutes)
-	$(BIN)/python -m examples.demo.policy --out examples/demo/policy --seed 0
+	$(BIN)/python -m examples.demo.policy --seed 0
 
 clean: ## remove .venv, var and all caches
 	rm -rf .venv var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,13 +1,14 @@
 """Compact playbooks: write what an agent says, get captured calls in the order in which they ended."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from mosaic.capture import CallStatus, CapturedCall, Choice
 
-Message = dict[str, Any]
+Message = Mapping[str, Any]
 
 
 def system(text: str) -> Message:
@@ -20,7 +21,7 @@ def user(text: str) -> Message:
 
 def assistant(text: str | None = None, *calls: tuple[str, str, str]) -> Message:
     """`calls` are (id, tool, arguments as JSON text)."""
-    message: Message = {"role": "assistant", "content": text}
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
             {"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls
@@ -67,8 +68,8 @@ class Recording:
 
 
 def choice(reply: Message, ids: list[int], index: int = 0) -> Choice:
-    logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 16
-    return Choice(index, reply, "stop", np.asarray(ids, np.int32), logprobs)
+    logprobs = -np.arange(1, len(ids) + 1) / 16
+    return Choice(index, reply, "stop", np.asarray(ids, np.int32), logprobs.astype(np.float32))
 
 
 def ids_of(messages: list[Message]) -> list[int]:

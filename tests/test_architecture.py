@@ -13,7 +13,12 @@ def loaded_by(statement: str, *names: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import proxy.app, proxy.commands", "import mosaic.cli", "import trainer.commands, trainer.job", "import adapters.wires.chat"],
+    [
+        "import proxy.app, proxy.commands",
+        "import mosaic.cli",
+        "import trainer.commands, trainer.job",
+        "import adapters.wires.chat",
+    ],
 )
 def test_nothing_but_training_itself_loads_torch(statement: str) -> None:
     assert loaded_by(statement, "torch", "transformers", "trl", "vllm") == []

@@ -64,7 +64,12 @@ BAD = {
     "an unreadable file": (["config"], "port = \n", 2, "mosaic.toml"),
     "an unknown trajectory": (["reward", "nowhere", "1"], "", 1, "mosaic trajectories"),
     "an open bind without keys": (["serve", "--host", "0.0.0.0"], "", 2, "MOSAIC_API_KEYS"),
-    "a database that cannot be opened": (["trajectories", "--database", "sqlite:////proc/no/mosaic.db"], "", 3, "Check"),
+    "a database that cannot be opened": (
+        ["trajectories", "--database", "sqlite:////proc/no/mosaic.db"],
+        "",
+        3,
+        "Check",
+    ),
     "nothing to train": (["train", "--model", "/nowhere"], "", 6, "mosaic trajectories"),
     "no checkpoint to start from": (["train"], "", 2, "--model"),
     "an unknown credit rule": (["train", "--model", "/nowhere", "--credit", "luck"], "", 2, "broadcast"),

@@ -27,6 +27,8 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    # Pinned threads of two processes on two cores wait for each other.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Opens the endpoints that swap weights; they must never be reachable through the proxy.
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",

@@ -7,15 +7,15 @@ new version is live and verified; until then nothing about them changes.
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import structlog
 
-from mosaic.credit import GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
+from mosaic.credit import CreditSettings, GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
 from mosaic.errors import NothingToTrain, SettingsError
 from mosaic.records import Group, Trajectory
-from mosaic.settings import Settings
+from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from trainer.engine_control import EngineControl
 from trainer.publish import Publication, PublishReport, publish
@@ -53,6 +53,18 @@ class JobReport:
     published: PublishReport
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What one job starts from."""
+
+    job_id: str
+    current: int
+    """The live policy version."""
+    model: Path
+    """Its checkpoint."""
+    rule: CreditSettings
+
+
 def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], None] | None = None) -> JobReport:
     """Run one job to the end. Raises `NothingToTrain` without a signal, `TrainError` or `PublishError` on failure."""
     current, path = store.policy()
@@ -62,13 +74,10 @@ def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], No
             "the checkpoint that the engine started with is not known.",
             "Pass --model, or set model under [train] in mosaic.toml.",
         )
-    try:
-        rule_settings(settings.train.credit)
-    except ValueError as error:
-        raise SettingsError(f"train.credit: {error}") from error
+    rule = _rule(settings.train)
     job_id = store.start_job(settings.train.model_dump(mode="json"))
     try:
-        report = _train_and_publish(store, settings, job_id, (current, model), on_step)
+        report = _train_and_publish(store, settings, _Task(job_id, current, model, rule), on_step)
     except BaseException as error:
         store.end_job(job_id, error=f"{type(error).__name__}: {error}")
         raise
@@ -77,15 +86,10 @@ def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], No
 
 
 def _train_and_publish(
-    store: Store,
-    settings: Settings,
-    job_id: str,
-    live: tuple[int, Path],
-    on_step: Callable[[StepReport], None] | None,
+    store: Store, settings: Settings, task: _Task, on_step: Callable[[StepReport], None] | None
 ) -> JobReport:
-    current, model = live
-    config = settings.train
-    selection = select(store.untrained_groups(config.only), settings, current)
+    config, job_id, model = settings.train, task.job_id, task.model
+    selection = select(store.untrained_groups(config.only), config, task.rule, task.current)
     for reason, number in selection.left_out.items():
         store.count("left_out_of_training", reason, number)
     if not selection.sequences:
@@ -111,7 +115,7 @@ def _train_and_publish(
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
     published = publish(
         [EngineControl(settings.upstream.removesuffix("/v1"))],
-        Publication(checkpoint, version, model, current, probe),
+        Publication(checkpoint, version, model, task.current, probe),
         on_loaded=lambda: store.version_live(version),
         on_rolled_back=lambda: _rolled_back(store, version, model),
     )
@@ -128,11 +132,14 @@ def _train_and_publish(
     )
 
 
-def select(groups: list[Group], settings: Settings, current: int) -> Selection:
-    """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason."""
+def select(groups: list[Group], config: TrainConfig, rule: CreditSettings, current: int) -> Selection:
+    """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason.
+
+    `current` is the live policy version, from which staleness is counted.
+    """
     left_out: Counter[str] = Counter()
-    fresh = [_fresh(group, current - settings.train.max_staleness, left_out) for group in groups]
-    credits = assign([group_input(g) for g in fresh], settings.train.credit)
+    fresh = [_fresh(group, current - config.max_staleness, left_out) for group in groups]
+    credits = assign([group_input(g) for g in fresh], rule)
     sequences: list[Sequence] = []
     trained: list[str] = []
     for group, credit in zip(fresh, credits, strict=True):
@@ -142,12 +149,22 @@ def select(groups: list[Group], settings: Settings, current: int) -> Selection:
             continue
         members = {t.trajectory_id: t for t in group.trajectories}
         for given in credit.trajectories:
-            built = build_sequences(members[given.trajectory_id], _credit(given), settings.train.max_tokens)
+            built = build_sequences(members[given.trajectory_id], _credit(given), config.max_tokens)
             left_out.update({f"call_{reason}": n for reason, n in built.reasons.items()})
             sequences += built.sequences
             if built.sequences:
                 trained.append(given.trajectory_id)
     return Selection(sequences, tuple(trained), credits, dict(left_out))
+
+
+def _rule(config: TrainConfig) -> CreditSettings:
+    """The credit rule that is asked for, with its options. Raises `SettingsError`."""
+    try:
+        return replace(rule_settings(config.credit), **config.credit_options)  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        raise SettingsError(
+            f"train.credit: {error}.", "See mosaic.credit.CreditSettings for names and ranges."
+        ) from error
 
 
 def _fresh(group: Group, oldest: int, left_out: Counter[str]) -> Group:

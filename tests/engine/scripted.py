@@ -171,7 +171,9 @@ def _logprobs(body: dict[str, Any], choice: _Choice, start: int, end: int) -> di
     if not body.get("logprobs"):
         return None
     entries = zip(choice.ids[start:end], choice.logprobs[start:end], strict=True)
-    return {"content": [{"token": f"token_id:{i}", "logprob": p, "bytes": None, "top_logprobs": []} for i, p in entries]}
+    return {
+        "content": [{"token": f"token_id:{i}", "logprob": p, "bytes": None, "top_logprobs": []} for i, p in entries]
+    }
 
 
 def _usage(body: dict[str, Any], choices: list[_Choice]) -> dict[str, int]:

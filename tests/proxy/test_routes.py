@@ -155,10 +155,13 @@ async def test_when_the_client_leaves_the_engine_is_told_and_the_call_is_recorde
     ],
 )
 async def test_bad_requests_get_one_clear_line(start_proxy: ProxyFactory, raw: bytes, status: int, words: str) -> None:
-    async with start_proxy(lambda _: Turn("Hi")) as proxy, aiohttp.ClientSession() as client:
-        async with client.post(proxy.url + "/v1/chat/completions", data=raw) as response:
-            assert response.status == status
-            assert words in (await response.json())["error"]["message"]
+    async with (
+        start_proxy(lambda _: Turn("Hi")) as proxy,
+        aiohttp.ClientSession() as client,
+        client.post(proxy.url + "/v1/chat/completions", data=raw) as response,
+    ):
+        assert response.status == status
+        assert words in (await response.json())["error"]["message"]
 
 
 async def test_an_engine_that_cannot_be_reached_is_a_502_and_a_failed_call(start_proxy: ProxyFactory) -> None:

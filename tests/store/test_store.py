@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from mosaic.capture import CapturedCall, from_json, to_json
 from mosaic.errors import RequestError, StoreError
-from mosaic.records import SessionKind, TrajectoryState
+from mosaic.records import IdArray, LogprobArray, SessionKind, TrajectoryState
 from mosaic.store import Store
 from mosaic.store.codec import common_prefix, pack, unpack_ids, unpack_logprobs
 from mosaic.store.versions import Timeline
@@ -184,7 +184,7 @@ def test_an_unusable_database_is_one_clear_error(tmp_path: Path) -> None:
 
 
 @given(arrays(np.int32, st.integers(0, 300)), arrays(np.float32, st.integers(0, 300)))
-def test_arrays_survive_packing(ids: np.ndarray, logprobs: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_arrays_survive_packing(ids: IdArray, logprobs: LogprobArray) -> None:
     assert unpack_ids(pack(ids)).tobytes() == ids.tobytes()
     assert unpack_logprobs(pack(logprobs)).tobytes() == logprobs.tobytes()
 

