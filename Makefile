@@ -2,7 +2,9 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
-PYTHON ?= $(firstword $(foreach p,python3.12 python3.11 python3.13 python3,$(shell command -v $(p) 2>/dev/null)))
+# The first Python that is new enough (a name alone says nothing: it may be a version manager's empty shim).
+FITS := -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do $$p $(FITS) && { echo $$p; break; }; done)
 # Where PyTorch publishes its CPU wheels, for machines whose package index does not carry them.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
@@ -18,7 +20,7 @@ help: ## list the targets
 install: .venv/.installed ## make .venv with the locked CPU stack (about three minutes)
 
 .venv/.installed: requirements/cpu.txt requirements/torch.txt pyproject.toml
-	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' || \
+	@test -n "$(PYTHON)" && $(PYTHON) $(FITS) || \
 		{ echo "mosaic: Python 3.11 or newer with venv is needed; install it, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "installing the locked CPU stack into .venv ..."
 	@$(PYTHON) -m venv .venv
