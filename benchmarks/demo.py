@@ -42,8 +42,11 @@ def bars(summaries: list[dict[str, Any]]) -> dict[str, Bar]:
             "share", ">= 0.2", "a policy that can do something", over(lambda s: s["before"]["success"])
         ),
         "held_out_after": Bar("share", ">= 0.5", "before", over(lambda s: s["after"]["success"])),
-        "session_change": Bar(
+        "sessions_per_attempt_change": Bar(
             "sessions", "<= 0", "before", over(lambda s: s["after"]["sessions"] - s["before"]["sessions"])
+        ),
+        "sessions_per_success_change": Bar(
+            "sessions", "<= 0", "before", over(lambda s: _per_success(s["after"]) - _per_success(s["before"]))
         ),
         "inexact_calls": Bar("calls", "== 0", "all calls", over(lambda s: s["inexact_calls"])),
         "total": Bar("s", "<= 600", "ten minutes when installed", over(lambda s: s["total_s"])),
@@ -51,6 +54,10 @@ def bars(summaries: list[dict[str, Any]]) -> dict[str, Bar]:
             "s", "<= 1", "generation stands still", over(lambda s: statistics.median(r["pause_s"] for r in s["rounds"]))
         ),
     }
+
+
+def _per_success(batch: dict[str, Any]) -> float:
+    return float(batch["sessions"] / batch["success"])
 
 
 def main() -> None:

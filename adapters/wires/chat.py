@@ -156,17 +156,13 @@ class Answer:
         return self._wanted.stream_usage or not only_usage
 
     def _strip(self, parsed: dict[str, Any]) -> None:
-        """Give back what vLLM sends unasked: in whole answers null, in streams no field at all."""
+        """Give back what vLLM sends unasked: null in place of ids and logprobs, no usage in a stream."""
         wanted = self._wanted
         if wanted.stream and not wanted.stream_usage:
             parsed.pop("usage", None)
         holders = [(parsed, "prompt_token_ids"), *((c, "token_ids") for c in parsed.get("choices") or ())]
         for holder, name in holders:
-            if wanted.token_ids or name not in holder:
-                continue
-            if wanted.stream:
-                del holder[name]
-            else:
+            if not wanted.token_ids and name in holder:
                 holder[name] = None
         for choice in parsed.get("choices") or ():
             if not wanted.logprobs and choice.get("logprobs") is not None:

@@ -43,12 +43,12 @@ class Plan:
     """How much of everything."""
 
     seed: int = 0
-    rounds: int = 4
+    rounds: int = 6
     tasks: int = 16
     """Questions per round."""
     attempts: int = 8
     """Attempts at each question of a round."""
-    held_out: int = 64
+    held_out: int = 96
     """Attempts at held-out questions, one each, before and after."""
     concurrency: int = 16
     """Attempts at once."""
@@ -58,7 +58,7 @@ class Plan:
     """Optimizer steps per epoch."""
     credit: str = "mosaic"
     alpha: float = 0.3
-    """Strength of the usage rank; the top of the rule's range, since success saturates with few sessions here."""
+    """Of the `mosaic` rule: the usage rank at the top of its range, since success saturates with few sessions here."""
     target: float = 0.95
     """Held-out success is not measured between rounds; a round whose own success reaches this ends the training."""
 

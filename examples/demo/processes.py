@@ -54,7 +54,7 @@ class _Process:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+        self.process.communicate()
 
     def check(self) -> None:
         """Raise `DemoError` when the process has died."""

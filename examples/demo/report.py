@@ -1,5 +1,6 @@
 """What a run of the demo says at its end: a table per round, before and after, and the same as JSON."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ class Batch:
     policy_version: int
     """Newest version among the calls."""
     collect_s: float
+
+    @property
+    def sessions_per_success(self) -> float:
+        """Sessions spent for one success; infinite without any."""
+        return self.sessions / self.success if self.success else math.inf
 
 
 @dataclass(slots=True)
@@ -103,6 +109,7 @@ class Summary:
         console.print(
             f"Held-out success {self.before.success:.0%} -> {self.after.success:.0%} ({gain:+.0f} points), "
             f"sessions per attempt {self.before.sessions:.2f} -> {self.after.sessions:.2f}, "
+            f"per success {self.before.sessions_per_success:.2f} -> {self.after.sessions_per_success:.2f}, "
             f"{self.total_s:.0f} s in all ({self.started_s:.0f} s to start)."
         )
 

@@ -205,8 +205,7 @@ def _chunks(body: dict[str, Any], turn: Turn, choices: list[_Choice]) -> list[di
     base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "policy"}
     ids = bool(body.get("return_token_ids"))
     first: dict[str, Any] = {**base, "choices": [_delta(c, {"role": "assistant", "content": ""}) for c in choices]}
-    if ids:
-        first["prompt_token_ids"] = render(body["messages"])
+    first["prompt_token_ids"] = render(body["messages"]) if ids else None
     chunks = [first]
     longest = max(len(c.ids) for c in choices)
     for start in range(0, longest, 3):
@@ -216,8 +215,7 @@ def _chunks(body: dict[str, Any], turn: Turn, choices: list[_Choice]) -> list[di
                 continue
             raw = _delta(choice, _piece_delta(choice, start))
             raw["logprobs"] = _logprobs(body, choice, start, start + 3)
-            if ids and not (turn.fault is Fault.LOST_IDS and start == 3):
-                raw["token_ids"] = piece
+            raw["token_ids"] = piece if ids and not (turn.fault is Fault.LOST_IDS and start == 3) else None
             if start + 3 >= len(choice.ids):
                 raw["finish_reason"] = choice.finish
             chunks.append({**base, "choices": [raw]})

@@ -48,4 +48,4 @@ def check_store(store: Store, held_out: int) -> None:
 
 
 def counted(connection: Connection, query: str) -> dict[str, int]:
-    return dict(connection.execute(text(query)))
+    return {str(row[0]): int(row[1]) for row in connection.execute(text(query))}
