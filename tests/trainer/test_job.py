@@ -1,0 +1,90 @@
+"""What a job selects and what it leaves out; the training itself is tested in tests/live and test_policy_trainer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from mosaic.capture import CapturedCall
+from mosaic.credit import rule_settings
+from mosaic.errors import NothingToTrain, SettingsError
+from mosaic.settings import Settings, TrainConfig
+from mosaic.store import Store
+from tests.lineage.test_lineage import compaction, spawns
+from tests.playbook import Recording
+from trainer.job import run_job, select
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    yield opened
+    opened.close()
+
+
+def attempts(store: Store, rewards: dict[str, float]) -> list[CapturedCall]:
+    """Attempts at one task, alternately with a compaction and with two subagents, each with its reward."""
+    calls = []
+    for number, (name, reward) in enumerate(rewards.items()):
+        recording = Recording(name)
+        prompts = ("capital of the first", "capital of the second")
+        made = compaction(recording) if number % 2 else spawns(recording, prompts)
+        store.record(made)
+        store.reward(name, reward, "test")
+        calls += made
+    return calls
+
+
+def test_every_sampled_token_of_a_group_with_contrast_is_trained_once(store: Store) -> None:
+    calls = attempts(store, {"a": 1, "b": 0, "c": 0, "d": 1})
+    selection = select(store.untrained_groups(), TrainConfig(), rule_settings("mosaic"), 0)
+    assert sorted(selection.trained) == ["a", "b", "c", "d"]
+    assert selection.left_out == {}
+    trained = [(span.call_id, span.sample_index) for s in selection.sequences for span in s.spans]
+    assert sorted(trained) == sorted((c.call_id, 0) for c in calls)
+    assert sum(s.n_trained for s in selection.sequences) == sum(len(c.choices[0].ids_T) for c in calls)
+
+
+@pytest.mark.parametrize("rule", ["mosaic", "broadcast"])
+def test_advantages_are_positive_for_success_and_negative_for_failure(store: Store, rule: str) -> None:
+    attempts(store, {"a": 1, "b": 0, "c": 0, "d": 1})
+    selection = select(store.untrained_groups(), TrainConfig(), rule_settings(rule), 0)
+    for sequence in selection.sequences:
+        sign = 1 if sequence.trajectory_id in "ad" else -1
+        assert (sign * sequence.advantages_L[sequence.mask_L] >= 0).all()
+    assert any(abs(s.advantages_L).max() > 0.5 for s in selection.sequences)
+
+
+def test_what_is_stale_or_without_contrast_is_left_out_and_counted(store: Store) -> None:
+    attempts(store, {"a": 1, "b": 1})
+    old = select(store.untrained_groups(), TrainConfig(max_staleness=0), rule_settings("broadcast"), 3)
+    assert (old.sequences, old.left_out) == ([], {"trajectory_stale": 2, "group_too_few_to_compare": 1})
+    fresh = select(store.untrained_groups(), TrainConfig(), rule_settings("broadcast"), 0)
+    assert (fresh.sequences, fresh.left_out) == ([], {"group_no_contrast": 1})
+
+
+def test_a_job_with_nothing_to_learn_from_says_why_and_is_marked_failed(store: Store, tmp_path: Path) -> None:
+    attempts(store, {"a": 1, "b": 1})
+    settings = Settings(train=TrainConfig(model=tmp_path, credit="broadcast"))
+    with pytest.raises(NothingToTrain, match="1 group_no_contrast"):
+        run_job(store, settings)
+    assert store.counters()["left_out_of_training"] == {"group_no_contrast": 1}
+    with store.engine.connect() as connection:
+        state, error = connection.execute(text("select state, error from jobs")).one()
+    assert state == "failed"
+    assert "NothingToTrain" in error
+    assert {t.state for t in store.trajectories()} == {"scored"}
+
+
+def test_only_trajectories_of_the_given_name_are_trained(store: Store) -> None:
+    attempts(store, {"round-1": 1, "held-1": 0, "round-2": 0})
+    (group,) = store.untrained_groups("round-%")
+    assert {t.trajectory_id for t in group.trajectories} == {"round-1", "round-2"}
+
+
+@pytest.mark.parametrize("options", [{"alpha": 2.0}, {"nonsense": 1.0}])
+def test_options_that_the_rule_does_not_know_are_refused(store: Store, tmp_path: Path, options: dict[str, float]) -> None:
+    settings = Settings(train=TrainConfig(model=tmp_path, credit_options=dict(options)))
+    with pytest.raises(SettingsError, match=r"train\.credit"):
+        run_job(store, settings)
