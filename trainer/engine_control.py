@@ -59,6 +59,13 @@ class EngineControl:
         value = self._call("/weight_info", None)["weight_version"]
         return None if value is None else str(value)
 
+    def served_model(self) -> str:
+        """Return the first model name that the engine serves: the base model, not an adapter."""
+        served = self._call("/v1/models", None).get("data") or []
+        if not served:
+            raise EngineError(f"{self.base_url} serves no model.", "Start it with --model.")
+        return str(served[0]["id"])
+
     def checksums(self) -> dict[str, str]:
         """Return a checksum per weight tensor, in the engine's own layout; works while paused."""
         reply = self._call("/weight_checker", {"action": "checksum"}, self.load_timeout)

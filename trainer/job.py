@@ -66,7 +66,8 @@ class _Task:
 
 
 def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], None] | None = None) -> JobReport:
-    """Run one job to the end. Raises `NothingToTrain` without a signal, `TrainError` or `PublishError` on failure."""
+    """Run one job to the end. Raises `NothingToTrain` without a signal, `EngineError`, `TrainError` or
+    `PublishError` on failure."""
     current, path = store.policy()
     model = Path(path) if path is not None else settings.train.model
     if model is None:
@@ -98,6 +99,7 @@ def _train_and_publish(
             f"there is nothing to learn from ({reasons}).",
             "Score attempts of one task with different outcomes; see `mosaic trajectories`.",
         )
+    engine = _engine(settings)
     # Importing TRL takes seconds: only a job that has something to train pays for it.
     from trainer.policy_trainer import OPTIMIZER_FILE, train
 
@@ -114,7 +116,7 @@ def _train_and_publish(
     )
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
     published = publish(
-        [EngineControl(settings.upstream.removesuffix("/v1"))],
+        [engine],
         Publication(checkpoint, version, model, task.current, probe),
         on_loaded=lambda: store.version_live(version),
         on_rolled_back=lambda: _rolled_back(store, version, model),
@@ -130,6 +132,13 @@ def _train_and_publish(
         train=trained,
         published=published,
     )
+
+
+def _engine(settings: Settings) -> EngineControl:
+    """The running engine. Raises `EngineError` before anything is trained when it cannot take new weights."""
+    control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"))
+    control.version()
+    return replace(control, model=control.served_model())
 
 
 def select(groups: list[Group], config: TrainConfig, rule: CreditSettings, current: int) -> Selection:

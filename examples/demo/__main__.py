@@ -9,6 +9,7 @@ or no subagent was inferred, a call was not exact, a reload did not change vLLM'
 import argparse
 import random
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -133,6 +134,8 @@ class Stage:
                 on_result,
             )
         self.proxy.check()
+        if not self.engine.is_healthy():
+            raise DemoError("the engine died.", f"Its log is {self.folder / 'engine.log'}.")
         if len(errors) == len(jobs):
             raise DemoError(f"every attempt failed, the first with: {errors[0]}", f"The logs are in {self.folder}.")
         seconds = time.monotonic() - started
@@ -260,6 +263,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     logs.configure()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` ends the demo as Ctrl-C does
     try:
         summary = run(plan, folder)
     except KeyboardInterrupt:

@@ -225,3 +225,23 @@ async def test_parallel_calls_are_all_recorded(start_proxy: ProxyFactory) -> Non
         for i in range(60):
             (sample,) = proxy.store.trajectory(f"run-{i}").sessions[0].calls[0].samples
             assert sample.message["content"] == f"Echo {i}"
+
+
+async def test_the_models_of_the_engine_are_listed(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy, aiohttp.ClientSession() as client:
+        for path in ("/v1/models", "/t/run-1/v1/models"):
+            async with client.get(proxy.url + path) as response:
+                assert (await response.json())["data"][0]["id"] == "policy"
+        assert proxy.store.trajectories() == []
+
+
+async def test_chunks_reach_the_client_while_the_engine_is_still_busy(start_proxy: ProxyFactory) -> None:
+    script = Turn("A longer text of many pieces", fault=Fault.HANG_MID_STREAM)
+    async with start_proxy(lambda _: script) as proxy, aiohttp.ClientSession() as client:
+        body = {"model": "policy", "messages": HELLO, "stream": True}
+        async with client.post(proxy.url + "/v1/chat/completions", json=body) as response:
+            received = b""
+            while received.count(b"\n\n") < 3:
+                received += await asyncio.wait_for(response.content.readany(), 5)
+            assert proxy.engine.reached.is_set()
+            assert not proxy.engine.dropped.is_set()

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from mosaic.capture import CapturedCall
 from mosaic.credit import rule_settings
-from mosaic.errors import NothingToTrain, SettingsError
+from mosaic.errors import EngineError, NothingToTrain, SettingsError
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction, spawns
@@ -84,7 +84,18 @@ def test_only_trajectories_of_the_given_name_are_trained(store: Store) -> None:
 
 
 @pytest.mark.parametrize("options", [{"alpha": 2.0}, {"nonsense": 1.0}])
-def test_options_that_the_rule_does_not_know_are_refused(store: Store, tmp_path: Path, options: dict[str, float]) -> None:
+def test_options_that_the_rule_does_not_know_are_refused(
+    store: Store, tmp_path: Path, options: dict[str, float]
+) -> None:
     settings = Settings(train=TrainConfig(model=tmp_path, credit_options=dict(options)))
     with pytest.raises(SettingsError, match=r"train\.credit"):
         run_job(store, settings)
+
+
+def test_an_engine_that_is_down_is_said_before_anything_is_trained(store: Store, tmp_path: Path) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    settings = Settings(upstream="http://127.0.0.1:9/v1", train=TrainConfig(model=tmp_path))
+    with pytest.raises(EngineError, match="Check that the engine runs"):
+        run_job(store, settings)
+    assert {t.state for t in store.trajectories()} == {"scored"}
+    assert store.policy() == (0, None)
