@@ -91,8 +91,9 @@ class CapturedCall:
     @property
     def tool_names(self) -> frozenset[str]:
         """Names of the tools that the request offers."""
-        tools = self.params.get("tools") or ()
-        return frozenset(t.get("function", t).get("name", "") for t in tools if isinstance(t, dict))
+        tools = self.params.get("tools")
+        found = [t.get("function", t) for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
+        return frozenset(str(f.get("name", "")) for f in found if isinstance(f, dict))
 
 
 def to_json(call: CapturedCall) -> bytes:

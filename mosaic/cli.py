@@ -43,7 +43,7 @@ def config(as_json: bool = JSON) -> None:
     _print_table("setting value from", [(name, value, origin) for name, (value, origin) in found.items()])
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})
 def reward(
     trajectory: str,
     value: str = typer.Argument(help="A number, or `none` when the attempt cannot be scored."),
@@ -59,7 +59,7 @@ def reward(
 
 @app.command()
 def trajectories(
-    limit: int = typer.Option(50, min=1, help="How many, newest first."),
+    limit: int = typer.Option(50, min=1, max=100_000, help="How many, newest first."),
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
@@ -137,7 +137,7 @@ def _store(database: str | None) -> Store:
 def _number(text: str) -> float:
     try:
         return float(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is neither a number nor `none`") from None
 
 

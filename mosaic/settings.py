@@ -7,10 +7,20 @@ and `MOSAIC_TRAIN__LEARNING_RATE` in the environment.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+from pydantic_settings import (
+    SettingsError as SettingsSourceError,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from mosaic.errors import SettingsError
 
@@ -48,7 +58,7 @@ class Settings(BaseSettings):
     spool: Path = Field(Path("var/spool"), description="Folder for calls that the database could not take.")
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs api_keys.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    api_keys: list[SecretStr] = Field(
+    api_keys: list[Annotated[SecretStr, Field(min_length=1)]] = Field(
         [], description="Keys that clients must send; empty leaves a loopback proxy open."
     )
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
@@ -73,6 +83,7 @@ class Settings(BaseSettings):
 def load(**flags: object) -> Settings:
     """The settings in force; flags that are None count as not given. Raises `SettingsError`."""
     given = {name: value for name, value in flags.items() if value is not None}
+    _check_variables()
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
@@ -81,8 +92,21 @@ def load(**flags: object) -> Settings:
         raise SettingsError(
             f"setting {where!r}: {first['msg']}.", "See `mosaic config` for all settings and where they come from."
         ) from error
+    except SettingsSourceError as error:
+        raise SettingsError(f"{error}.", 'List values are written as JSON, for example ["a", "b"].') from error
     except (ValueError, OSError) as error:
         raise SettingsError(f"{CONFIG_FILE} cannot be read: {error}.", "Correct or remove it.") from error
+
+
+def _check_variables() -> None:
+    """Raises `SettingsError` for a `MOSAIC_*` variable that names no setting: a typing error must not pass unseen."""
+    for variable in os.environ:
+        if not variable.startswith("MOSAIC_"):
+            continue
+        names = variable.removeprefix("MOSAIC_").lower().split("__")
+        known = Settings.model_fields if len(names) == 1 else TrainConfig.model_fields if names[0] == "train" else {}
+        if names[-1] not in known:
+            raise SettingsError(f"{variable} names no setting.", "See `mosaic config` for all settings.")
 
 
 def origins(settings: Settings) -> dict[str, tuple[Any, str]]:
@@ -100,8 +124,16 @@ def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tup
             continue
         variable = "MOSAIC_" + dotted.replace(".", "__").upper()
         origin = variable if variable in os.environ else CONFIG_FILE if name in file else "default"
-        found.append((dotted, (_shown(value), origin)))
+        found.append((dotted, (shown_url(value) if dotted == "database" else _shown(value), origin)))
     return found
+
+
+def shown_url(url: str) -> str:
+    """A database URL without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return url
 
 
 def _shown(value: object) -> object:

@@ -40,6 +40,14 @@ def key_of(headers: Mapping[str, str]) -> str:
     return bearer or headers.get("x-api-key", "")
 
 
+_SECRETS = ("auth", "key", "token", "secret", "cookie", "credential", "password", "jwt", "signature")
+
+
+def is_secret(header: str) -> bool:
+    """Whether a header's name (lower case) says that it carries a credential."""
+    return any(word in header for word in _SECRETS)
+
+
 def client_of(headers: Mapping[str, str]) -> str:
     """Tells clients apart without keeping their key: user agent and eight hex digits of the key's digest."""
     digest = hashlib.sha256(key_of(headers).encode()).hexdigest()[:8]

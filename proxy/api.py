@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.settings import Settings
@@ -34,10 +34,10 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
         return {"trajectory_id": trajectory_id, "reward": given.reward}
 
     @api.get("/trajectories")
-    def list_trajectories(request: Request, limit: int = 50) -> list[dict[str, Any]]:
+    def list_trajectories(request: Request, limit: int = Query(50, ge=1, le=1000)) -> list[dict[str, Any]]:
         """The newest trajectories."""
         check_key(settings, request.headers)
-        return [asdict(t) for t in store.trajectories(min(limit, 1000))]
+        return [asdict(t) for t in store.trajectories(limit)]
 
     @api.get("/trajectories/{trajectory_id}/links")
     def list_links(trajectory_id: str, request: Request) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
         check_key(settings, request.headers)
         version, path = store.policy()
         return {
-            "recorder": asdict(recorder.health),
+            "recorder": {"alive": recorder.alive(), **asdict(recorder.health)},
             "spool_empty": recorder.spool.empty(),
             "counters": store.counters(),
             "policy_version": version,

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
@@ -39,10 +40,20 @@ def create_app(settings: Settings) -> FastAPI:
             recorder.close()
             store.close()
 
-    app = FastAPI(title="Mosaic", lifespan=lifespan)
+    open_docs = None if settings.api_keys else "/openapi.json"
+    app = FastAPI(title="Mosaic", lifespan=lifespan, openapi_url=open_docs)
     app.include_router(api.router(settings, store, recorder))
     app.add_exception_handler(MosaicError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
     return app
+
+
+async def _answer_invalid(_request: Request, error: Exception) -> JSONResponse:
+    """FastAPI's own answer repeats the input, which may be no JSON (NaN, for example)."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    message = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}."
+    return JSONResponse({"error": {"message": message, "type": "RequestError"}}, 422)
 
 
 async def _answer_error(_request: Request, error: Exception) -> JSONResponse:

@@ -1,13 +1,14 @@
 """The commands that the proxy adds to `mosaic`."""
 
 import errno
+import signal
 import socket
 
 import typer
 import uvicorn
 
 from mosaic.errors import MosaicError, SettingsError
-from mosaic.settings import Settings, load
+from mosaic.settings import Settings, load, shown_url
 from proxy.access import check_bind
 from proxy.app import create_app
 
@@ -27,10 +28,15 @@ def serve(
     listener = _listen(settings)
     app = create_app(settings)
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
-    typer.echo(f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {settings.database}", err=True)
+    typer.echo(
+        f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}",
+        err=True,
+    )
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=max(1, round(settings.drain_s))
     )
+    # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -11,10 +11,28 @@ import orjson
 from adapters.wires.chat import Answer, Wanted, upstream_body
 from mosaic.capture import CallStatus, CapturedCall
 from mosaic.errors import RequestError
-from proxy.access import client_of
+from proxy.access import client_of, is_secret
 
-_ID_HEADERS = ("x-", "session", "thread-", "agent-session", "user-agent", "openai-")
-_SECRETS = ("auth", "key", "token", "secret", "cookie", "credential")
+_ID_HEADERS = (
+    "x-stainless-",
+    "x-mosaic-",
+    "x-session",
+    "x-parent-session",
+    "x-client-request-id",
+    "x-codex-",
+    "x-openai-subagent",
+    "x-claude-code-",
+    "x-opencode-",
+    "x-litellm-session-id",
+    "x-kilocode-taskid",
+    "x-roo-task-id",
+    "session-id",
+    "session_id",
+    "thread-id",
+    "agent-session-id",
+    "user-agent",
+)
+"""Headers in which frameworks send their ids; nothing else of a client's headers is kept."""
 
 
 @dataclass(slots=True)
@@ -82,13 +100,19 @@ def open_exchange(raw: bytes, headers: Mapping[str, str], trajectory_id: str | N
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise RequestError("`messages` must be a list of objects.", 'For example [{"role": "user", "content": "Hi"}].')
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RequestError("`stream_options` is not an object.", 'For example {"include_usage": true}.')
     ours, wanted = upstream_body(body)
-    return Exchange(body, headers, trajectory_id, attribution, Answer(wanted), wanted, orjson.dumps(ours))
+    try:
+        sent = orjson.dumps(ours)
+    except TypeError as error:
+        raise RequestError(f"the body cannot be passed on: {error}.", "Nest it less deeply.") from error
+    return Exchange(body, headers, trajectory_id, attribution, Answer(wanted), wanted, sent)
 
 
 def _kept(name: str) -> bool:
-    return name.startswith(_ID_HEADERS) and not any(secret in name for secret in _SECRETS)
+    return name.startswith(_ID_HEADERS) and not is_secret(name)
 
 
 def _integer(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() else 0
+    return int(text) if text is not None and len(text) < 7 and text.isascii() and text.isdecimal() else 0

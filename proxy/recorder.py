@@ -1,18 +1,21 @@
 """Commits calls before their last byte leaves, many in one transaction, and spools what the database cannot take.
 
 One thread owns the store's lineage and writes. The model path waits for it at most `store_wait_s`; a failure in here
-never reaches a client. What could neither be stored nor spooled is counted and logged, loudly.
+never reaches a client. Once a call is handed over it is committed or spooled even if nobody waits for it any more.
+What can be neither is counted and logged, loudly.
 """
 
 import asyncio
+import contextlib
 import queue
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import structlog
 
 from mosaic.capture import CapturedCall
-from mosaic.errors import MosaicError
+from mosaic.errors import StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy import spool as spool_file
@@ -22,6 +25,10 @@ MAX_BATCH = 256
 """Most calls in one transaction."""
 MAX_QUEUE = 10_000
 """Most calls that wait for the writer; beyond that they are spooled at once."""
+REPLAY_PAUSE_S = 1.0
+"""Seconds after a failure of the database before the spool is tried again."""
+CLOSE_S = 5.0
+"""Seconds that the writer gets to end; what it then still holds is spooled."""
 
 log = structlog.get_logger()
 
@@ -32,23 +39,28 @@ class Health:
 
     stored: int = 0
     spooled: int = 0
+    rejected: int = 0
+    """Calls that the store can never take; they are in `rejected.jsonl`."""
     lost: int = 0
     last_error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     call: CapturedCall
-    done: "asyncio.Future[bool]"
+    done: "asyncio.Future[None]"
     loop: asyncio.AbstractEventLoop
+    spooled: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tell(self, stored: bool) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._settle, stored)
+    def tell(self) -> None:
+        """The call is durable (or lost for good): whoever waits may go on."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+            self.loop.call_soon_threadsafe(self._settle)
 
-    def _settle(self, stored: bool) -> None:
+    def _settle(self) -> None:
         if not self.done.done():
-            self.done.set_result(stored)
+            self.done.set_result(None)
 
 
 class Recorder:
@@ -58,10 +70,11 @@ class Recorder:
         self._store = store
         self._wait_s = settings.store_wait_s
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(MAX_QUEUE)
+        self._batch: list[_Waiting] = []
         self.spool = Spool(settings.spool)
-        self._spool_lock = threading.Lock()
         self.health = Health()
         self._replay_due = not self.spool.empty()
+        self._failed_at = 0.0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -71,92 +84,125 @@ class Recorder:
         waiting = _Waiting(call, loop.create_future(), loop)
         try:
             self._queue.put_nowait(waiting)
-            stored = await asyncio.wait_for(waiting.done, self._wait_s)
+            await asyncio.wait_for(asyncio.shield(waiting.done), self._wait_s)
         except (TimeoutError, queue.Full):
-            stored = False
-        if not stored:
-            await asyncio.to_thread(self._spool, call)
+            await asyncio.to_thread(self._spool, waiting)
+
+    def alive(self) -> bool:
+        """Whether the writer runs."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
-        """Write what waits, then stop."""
-        self._queue.put(None)
-        self._thread.join()
+        """Write what waits, then stop; what the database does not take in time is spooled."""
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            return
+        left = list(self._batch)
+        while not self._queue.empty():
+            if (more := self._queue.get_nowait()) is not None:
+                left.append(more)
+        for waiting in left:
+            self._spool(waiting)
 
     def _run(self) -> None:
-        while True:
-            first = self._queue.get()
-            if first is None:
-                return
-            batch = [first]
-            stop = False
-            while len(batch) < MAX_BATCH and not stop:
-                try:
-                    more = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if more is None:
-                    stop = True
-                else:
-                    batch.append(more)
-            self._write(batch)
-            if stop:
-                return
+        stop = False
+        while not stop:
+            self._batch, stop = self._next_batch()
+            try:
+                self._write(self._batch)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive whatever a call brings
+                self._note(error, len(self._batch))
+                for waiting in self._batch:
+                    self._spool(waiting)
+            for waiting in self._batch:
+                waiting.tell()
+
+    def _next_batch(self) -> tuple[list[_Waiting], bool]:
+        """The calls that wait, at least one unless the recorder closes, and whether it does."""
+        batch: list[_Waiting] = []
+        while len(batch) < MAX_BATCH:
+            try:
+                more = self._queue.get(block=not batch)
+            except queue.Empty:
+                break
+            if more is None:
+                return batch, True
+            batch.append(more)
+        return batch, False
 
     def _write(self, batch: list[_Waiting]) -> None:
-        if self._replay_due:
+        if self._replay_due and time.monotonic() - self._failed_at > REPLAY_PAUSE_S:
             self._replay()
-        stored = self._commit([w.call for w in batch])
-        if not stored and len(batch) > 1:
-            # One call that cannot be written must not take the others with it.
-            for waiting in batch:
-                waiting.tell(self._commit([waiting.call]))
+        calls = [waiting.call for waiting in batch]
+        if not calls or self._commit(calls):
             return
         for waiting in batch:
-            waiting.tell(stored)
+            # One call that cannot be written must not take the others with it.
+            if len(batch) == 1 or not self._commit([waiting.call]):
+                self._spool(waiting)
 
     def _commit(self, calls: list[CapturedCall]) -> bool:
+        """True when the calls are dealt with: stored, or a single one put aside because it can never be stored."""
         try:
             self._store.record(calls)
-        except Exception as error:  # noqa: BLE001 - whatever went wrong, the calls are spooled, counted and reported.
-            self.health.last_error = str(error)
-            log.error("calls not stored, spooling them", calls=len(calls), error=str(error))
+        except StoreError as error:
+            self._failed_at = time.monotonic()
+            self._note(error, len(calls))
             return False
+        except Exception as error:  # noqa: BLE001 - not the database's fault: the call itself cannot be written
+            self._note(error, len(calls))
+            return len(calls) == 1 and self._reject(calls[0])
         self.health.stored += len(calls)
         return True
 
-    def _spool(self, call: CapturedCall) -> None:
+    def _note(self, error: Exception, calls: int) -> None:
+        self.health.last_error = f"{type(error).__name__}: {error}"
+        log.error("calls not stored", calls=calls, error=self.health.last_error)
+
+    def _reject(self, call: CapturedCall) -> bool:
         try:
-            with self._spool_lock:
-                self.spool.append(call)
-        except OSError as error:
-            self.health.lost += 1
-            self.health.last_error = str(error)
-            log.error(
-                "call LOST: neither database nor spool took it; free disk space", call=call.call_id, error=str(error)
-            )
-            return
+            self.spool.reject(call)
+        except (OSError, TypeError, ValueError):
+            return False
+        self.health.rejected += 1
+        with contextlib.suppress(StoreError):
+            self._store.count("rejected_calls", "unwritable")
+        return True
+
+    def _spool(self, waiting: _Waiting) -> None:
+        with waiting.lock:
+            if waiting.spooled:
+                return
+            waiting.spooled = True
+            try:
+                self.spool.append(waiting.call)
+            except (OSError, TypeError, ValueError) as error:
+                self.health.lost += 1
+                self.health.last_error = f"{type(error).__name__}: {error}"
+                log.error("call LOST: neither database nor spool took it", call=waiting.call.call_id, error=str(error))
+                return
         self.health.spooled += 1
         self._replay_due = True
 
     def _replay(self) -> None:
-        """Bring spooled calls into the store; a file is removed once all its lines are there."""
-        with self._spool_lock:
-            for path in self.spool.files():
-                lines = list(spool_file.read(path))
-                calls = [c for c in lines if c is not None]
-                for call in calls:
-                    if not self._commit([call]):
-                        return
-                if len(calls) < len(lines):
-                    self._store.count("spool_lines_unreadable", "cut", len(lines) - len(calls))
-                path.unlink()
-                log.info("spool replayed", file=path.name, calls=len(calls))
-            self._replay_due = False
+        """Bring spooled calls into the store; a file is removed once all its lines are dealt with."""
+        for path in self.spool.take():
+            lines = list(spool_file.read(path))
+            calls = [c for c in lines if c is not None]
+            if not all(self._commit([call]) for call in calls):
+                return
+            if len(calls) < len(lines):
+                self._store.count("spool_lines_unreadable", "cut", len(lines) - len(calls))
+            path.unlink(missing_ok=True)
+            log.info("spool replayed", file=path.name, calls=len(calls))
+        self._replay_due = False
 
     def replay_now(self) -> None:
         """Replay what earlier processes left behind. Call once at start, before serving."""
         if self._replay_due:
             try:
                 self._replay()
-            except (OSError, MosaicError) as error:
-                log.error("spool not replayed", error=str(error))
+            except (OSError, StoreError) as error:
+                self._note(error, 0)

@@ -8,13 +8,15 @@ recording never changes what the client gets.
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
 import orjson
 import structlog
 
+from adapters.wires.chat import Answer
 from adapters.wires.sse import EventSplitter
 from mosaic.capture import CallStatus
 from mosaic.errors import RequestError
@@ -28,8 +30,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_PATH = re.compile(r"^(?:/t/(?P<trajectory>[^/]+))?/v1/(?P<rest>.+)$")
-_TRAJECTORY = re.compile(r"^[\w.:@+~-]{1,200}$", re.ASCII)
+_PATH = re.compile(r"(?:/t/(?P<trajectory>[^/]+))?/v1/(?P<rest>.+)")
+_TRAJECTORY = re.compile(r"(?!\.{1,2}$)[\w.:@+~-]{1,200}", re.ASCII)
 _CLOSED = {"upstream_unreachable": "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."}
 
 MAX_ERROR = 500
@@ -99,6 +101,9 @@ class ModelPath:
         gone = asyncio.ensure_future(_until_disconnect(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            exchange.ended(CallStatus.ABORTED, "the proxy was stopped before the answer ended")
+            raise
         finally:
             # Also when the server shuts down: cancelling the work closes the connection, and vLLM stops generating.
             gone.cancel()
@@ -139,9 +144,12 @@ class ModelPath:
             body = _with_next_step(response.status, body)
             exchange.ended(CallStatus.FAILED, f"engine answered {response.status}: {_said(body)}")
         headers = [*shown_headers(response.headers), (b"x-mosaic-call-id", exchange.call_id.encode())]
+        if not body:
+            await self._recorder.record(exchange.captured())
         await _send_start(send, response.status, headers, len(body))
-        await send({"type": "http.response.body", "body": body[:-1], "more_body": True})
-        await self._recorder.record(exchange.captured())
+        if body:
+            await send({"type": "http.response.body", "body": body[:-1], "more_body": True})
+            await self._recorder.record(exchange.captured())
         await send({"type": "http.response.body", "body": body[-1:], "more_body": False})
 
     async def _stream(self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
@@ -149,18 +157,19 @@ class ModelPath:
         await _send_start(send, 200, headers, None)
         exchange.answer_started = True
         splitter, answer, held = EventSplitter(), exchange.answer, b""
-        async for chunk in response.content.iter_any():
-            now = time.time()
-            exchange.first_byte_at = exchange.first_byte_at or now
-            out = []
-            for event in splitter.feed(chunk):
-                shown = answer.event(event, now)
-                if answer.done:
-                    held += shown
-                else:
-                    out.append(shown)
-            if ready := b"".join(out):
-                await send({"type": "http.response.body", "body": ready, "more_body": True})
+        with _reset_after_the_end(answer):
+            async for chunk in response.content.iter_any():
+                now = time.time()
+                exchange.first_byte_at = exchange.first_byte_at or now
+                out = []
+                for event in splitter.feed(chunk):
+                    shown = answer.event(event, now)
+                    if answer.done:
+                        held += shown
+                    else:
+                        out.append(shown)
+                if ready := b"".join(out):
+                    await send({"type": "http.response.body", "body": ready, "more_body": True})
         if answer.error is not None:
             exchange.ended(CallStatus.FAILED, f"engine: {answer.error}")
         elif answer.done:
@@ -181,17 +190,27 @@ class ModelPath:
 
 def _attribution(path: str, headers: dict[str, str]) -> tuple[str | None, str, str]:
     """(trajectory id or None, what named it, path after /v1/). Raises `RequestError` for a bad id or path."""
-    match = _PATH.match(path)
+    match = _PATH.fullmatch(path)
     if match is None:
         raise RequestError(f"{path} is not served.", "Use /v1/... or /t/<trajectory>/v1/...", status=404)
     in_path, in_header = match["trajectory"], headers.get("x-mosaic-trajectory")
     trajectory_id = in_path or in_header
-    if trajectory_id is not None and not _TRAJECTORY.match(trajectory_id):
+    if trajectory_id is not None and not _TRAJECTORY.fullmatch(trajectory_id):
         raise RequestError(
             f"trajectory id {trajectory_id!r} is not usable.", "Use up to 200 of A-Z a-z 0-9 . _ : @ + ~ -"
         )
     attribution = "path" if in_path else "header" if in_header else "lineage"
     return trajectory_id, attribution, match["rest"]
+
+
+@contextmanager
+def _reset_after_the_end(answer: Answer) -> Iterator[None]:
+    """A connection that breaks after the stream's last event has broken nothing."""
+    try:
+        yield
+    except aiohttp.ClientError:
+        if not answer.done:
+            raise
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -6,6 +6,7 @@ import aiohttp
 from multidict import CIMultiDictProxy
 
 from mosaic.settings import Settings
+from proxy.access import is_secret
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are dropped before uvicorn, on the other side, drops them after 5 s."""
@@ -30,8 +31,6 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Headers that belong to one connection (RFC 9110, section 7.6.1), or that each side writes itself."""
-
-CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "cookie", "set-cookie", "proxy-authorization"})
 
 
 class Upstream:
@@ -64,7 +63,7 @@ class Upstream:
         )
 
     def _passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
-        kept = {k: v for k, v in headers.items() if k not in HOP_BY_HOP and k not in CREDENTIALS}
+        kept = {k: v for k, v in headers.items() if k not in HOP_BY_HOP and not is_secret(k)}
         if self._key is not None:
             kept["authorization"] = f"Bearer {self._key.get_secret_value()}"
         return kept
@@ -73,7 +72,7 @@ class Upstream:
 def shown_headers(headers: CIMultiDictProxy[str]) -> list[tuple[bytes, bytes]]:
     """The engine's headers that the client gets."""
     return [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
         for name, value in headers.items()
-        if name.lower() not in HOP_BY_HOP and name.lower() not in CREDENTIALS
+        if name.lower() not in HOP_BY_HOP and name.lower() != "set-cookie"
     ]

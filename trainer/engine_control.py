@@ -24,6 +24,8 @@ class EngineControl:
     """Root of the server, without /v1."""
     model: str = "policy"
     """Served model name."""
+    api_key: str | None = None
+    """Sent as a bearer token; None sends none."""
     timeout: float = 120.0
     """Seconds for one request; pausing waits for the running batch, and a probe for its turn."""
     load_timeout: float = 900.0
@@ -82,7 +84,10 @@ class EngineControl:
     def _call(self, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> dict[str, Any]:
         """POST the body, or GET without one; raise EngineError unless the answer is a 2xx."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.base_url + path, data, {"content-type": "application/json"})
+        headers = {"content-type": "application/json"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        request = urllib.request.Request(self.base_url + path, data, headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=timeout or self.timeout) as reply:
@@ -93,5 +98,8 @@ class EngineControl:
             raise EngineError(f"{self.base_url}{path} answered {error.code}: {detail}", hint) from error
         except OSError as error:  # URLError and time-outs included
             raise EngineError(f"{self.base_url}{path}: {error}", "Check that the engine runs.") from error
-        parsed = json.loads(content) if content else {}
+        try:
+            parsed = json.loads(content) if content else {}
+        except ValueError as error:
+            raise EngineError(f"{self.base_url}{path} answered with no JSON.", "Check that it is vLLM.") from error
         return parsed if isinstance(parsed, dict) else {"value": parsed}

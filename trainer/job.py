@@ -136,7 +136,8 @@ def _train_and_publish(
 
 def _engine(settings: Settings) -> EngineControl:
     """The running engine. Raises `EngineError` before anything is trained when it cannot take new weights."""
-    control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"))
+    key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
+    control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"), api_key=key)
     control.version()
     return replace(control, model=control.served_model())
 

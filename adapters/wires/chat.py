@@ -90,16 +90,16 @@ class Answer:
             self.done = True
             return body
         self.done = True
-        self._strip(parsed)
+        self._strip(parsed, usage=False)
         return orjson.dumps(parsed)
 
     def _keep_whole(self, parsed: dict[str, Any]) -> None:
         self._prompt_ids = parsed.get("prompt_token_ids")
         self._usage = parsed.get("usage")
         for raw in parsed["choices"]:
-            choice = self._choices.setdefault(raw.get("index", 0), _ChoiceSoFar())
-            choice.message = raw["message"]
-            choice.finish_reason = raw.get("finish_reason")
+            choice = self._choices.setdefault(int(raw.get("index", 0)), _ChoiceSoFar())
+            choice.message = dict(raw["message"])
+            choice.finish_reason = None if raw.get("finish_reason") is None else str(raw["finish_reason"])
             self._keep_tokens(choice, raw)
 
     # streams
@@ -120,7 +120,7 @@ class Answer:
             self._keep_chunk(parsed, now)
             if not self._shown(parsed):
                 return b""
-            self._strip(parsed)
+            self._strip(parsed, usage=not self._wanted.stream_usage)
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
             self._noted = "unreadable_chunk"
             return event
@@ -136,9 +136,9 @@ class Answer:
         if parsed.get("usage") is not None:
             self._usage = parsed["usage"]
         for raw in parsed.get("choices") or ():
-            choice = self._choices.setdefault(raw.get("index", 0), _ChoiceSoFar())
+            choice = self._choices.setdefault(int(raw.get("index", 0)), _ChoiceSoFar())
             if raw.get("finish_reason") is not None:
-                choice.finish_reason = raw["finish_reason"]
+                choice.finish_reason = str(raw["finish_reason"])
             _merge_delta(choice, raw.get("delta") or {})
             before = len(choice.ids)
             self._keep_tokens(choice, raw)
@@ -155,10 +155,10 @@ class Answer:
         only_usage = not parsed.get("choices") and parsed.get("usage") is not None
         return self._wanted.stream_usage or not only_usage
 
-    def _strip(self, parsed: dict[str, Any]) -> None:
+    def _strip(self, parsed: dict[str, Any], *, usage: bool) -> None:
         """Give back what vLLM sends unasked: null in place of ids and logprobs, no usage in a stream."""
         wanted = self._wanted
-        if wanted.stream and not wanted.stream_usage:
+        if usage:
             parsed.pop("usage", None)
         holders = [(parsed, "prompt_token_ids"), *((c, "token_ids") for c in parsed.get("choices") or ())]
         for holder, name in holders:
@@ -172,9 +172,13 @@ class Answer:
 
     def captured(self) -> Captured:
         """What was kept, and whether it is exact."""
-        choices = tuple(_choice(index, kept) for index, kept in sorted(self._choices.items()))
-        prompt = np.asarray(self._prompt_ids or (), np.int32)
-        return Captured(choices, prompt, self._usage, self._inexact(choices))
+        try:
+            choices = tuple(_choice(index, kept) for index, kept in sorted(self._choices.items()))
+            prompt = np.asarray(self._prompt_ids or (), np.int32)
+            return Captured(choices, prompt, self._usage, self._inexact(choices))
+        except (TypeError, ValueError, OverflowError, AttributeError):
+            # The engine sent something that is no answer; the client has it, and training must not.
+            return Captured((), np.zeros(0, np.int32), None, "unreadable_answer")
 
     def _inexact(self, choices: tuple[Choice, ...]) -> str | None:
         if self.error is not None:
@@ -195,6 +199,7 @@ def inexact_reason(
         (not prompt_ids, "no_prompt_ids"),
         (any(not len(c.ids_T) for c in choices), "no_token_ids"),
         (any(len(c.ids_T) != len(c.logprobs_T) for c in choices), "logprobs_differ"),
+        (not all(np.isfinite(c.logprobs_T).all() for c in choices), "logprobs_not_finite"),
         (not usage, "no_usage"),
     )
     for wrong, reason in checks:

@@ -41,14 +41,14 @@ def items(messages: Iterable[Message]) -> list[Item]:
     """The canonical items of a conversation, system texts left out."""
     found: list[Item] = []
     for message in messages:
-        if message.get("role") not in _SYSTEM_ROLES:
+        if str(message.get("role")) not in _SYSTEM_ROLES:
             found.extend(_items_of(message))
     return _sorted_batches(found)
 
 
 def system_text(messages: Iterable[Message]) -> str:
     """All system and developer text, collapsed."""
-    return collapse(" ".join(text_of(m.get("content")) for m in messages if m.get("role") in _SYSTEM_ROLES))
+    return collapse(" ".join(text_of(m.get("content")) for m in messages if str(m.get("role")) in _SYSTEM_ROLES))
 
 
 def chain(found: Iterable[Item]) -> list[bytes]:
@@ -95,17 +95,20 @@ def _items_of(message: Message) -> Iterator[Item]:
     role = message.get("role")
     text = collapse(text_of(message.get("content")))
     if role in ("tool", "function"):
-        yield Item("result", text, message.get("tool_call_id"))
+        yield Item("result", text, _id(message.get("tool_call_id")))
         return
     kind = "assistant" if role == "assistant" else "user"
     if text:
         yield Item(kind, text)
-    for call in message.get("tool_calls") or ():
-        yield _call_item(call)
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, Mapping):
+            yield _call_item(call)
 
 
 def _call_item(call: Mapping[str, Any]) -> Item:
-    function = call.get("function") or {}
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
     try:
         parsed = orjson.loads(arguments) if isinstance(arguments, str) else arguments
@@ -113,7 +116,11 @@ def _call_item(call: Mapping[str, Any]) -> Item:
     except (orjson.JSONDecodeError, TypeError):
         parsed, compact = arguments, collapse(str(arguments))
     strings = tuple(collapse(s) for s in _strings(parsed))
-    return Item("call", f"{function.get('name')} {compact}", call.get("id"), strings)
+    return Item("call", f"{function.get('name')} {compact}", _id(call.get("id")), strings)
+
+
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _strings(value: object) -> Iterator[str]:

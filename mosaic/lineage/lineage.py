@@ -104,12 +104,13 @@ def _request(call: CapturedCall) -> _Request:
 
 
 def _retry(pool: Pool, request: _Request) -> Placement | None:
-    """The same request again, after a failure or with the SDK's own retry count: not a new sample."""
+    """The same request again, with the SDK's own retry count or after a failure in the same attempt: no new sample."""
     earlier = pool.requests.get(request.digest)
     if not earlier:
         return None
     call_id, session_id, ended_well = earlier[-1]
-    if ended_well and request.call.retry_count == 0:
+    named = request.call.trajectory_id is not None
+    if request.call.retry_count == 0 and (ended_well or not named):
         return None
     session = pool.sessions[session_id]
     return _inside(request, session, pool.parents.get(call_id), None)
@@ -127,12 +128,13 @@ def _extension(pool: Pool, request: _Request) -> Placement | None:
 def _the_one(pool: Pool, request: _Request, ends: list[End], k: int) -> End | None:
     """Of the calls that said the same, the one that the request extends; None when nothing tells them apart."""
     item = request.items[k]
-    if item.role == "call" and (emitter := pool.emitted_ids.get(item.tool_call_id or "")) is not None:
-        return next((e for e in ends if e.call_id == emitter.call_id), None)
+    if item.role == "call" and (emitters := pool.emitted_ids.get(item.tool_call_id or "")):
+        known = {e.call_id for e in emitters}
+        ends = [e for e in ends if e.call_id in known]
     if len({pool.sessions[e.session_id].trajectory_id for e in ends}) > 1:
         return None
     heads = [e for e in ends if pool.sessions[e.session_id].head_call_id == e.call_id]
-    return (heads or ends)[-1]
+    return next(iter(reversed(heads or ends)), None)
 
 
 def _extend(pool: Pool, request: _Request, end: End, k: int) -> Placement:
@@ -151,7 +153,11 @@ def _extend(pool: Pool, request: _Request, end: End, k: int) -> Placement:
 def _compaction(pool: Pool, request: _Request) -> Placement | None:
     """The request opens with a summary that the policy wrote."""
     text = request.user_text
-    known = [r for r in pool.replies.values() if len(r.text) >= MIN_SUMMARY and r.text in text]
+    # Without the operator's word that it is one attempt, only what was asked for as a summary counts: any other reply
+    # may be quoted by an attempt of its own.
+    named = request.call.trajectory_id is not None
+    candidates = (r for r in pool.replies.values() if len(r.text) >= MIN_SUMMARY and (named or r.summarises))
+    known = [r for r in candidates if r.text in text]
     if not known:
         return None
     best = max(known, key=lambda r: (r.summarises, len(r.text)))
@@ -169,9 +175,9 @@ def _summariser(pool: Pool, request: _Request) -> Placement | None:
         return None
     text = request.user_text
     quoted = {s.session_id: sum(q in text for q in s.quotable) for s in pool.sessions.values()}
-    for tool_call_id, end in pool.emitted_ids.items():
-        if tool_call_id in text:
-            quoted[end.session_id] += MIN_QUOTES
+    for tool_call_id, ends in pool.emitted_ids.items():
+        if len(ends) == 1 and tool_call_id in text:
+            quoted[ends[0].session_id] += MIN_QUOTES
     best = max(quoted, key=lambda s: quoted[s], default=None)
     if best is None or quoted[best] < MIN_QUOTES:
         return None
@@ -195,10 +201,11 @@ def _echo(pool: Pool, request: _Request) -> Placement | None:
 
 
 def _newest_emitter(pool: Pool, request: _Request) -> str | None:
-    """The call that emitted the newest tool-call id in the request's history."""
+    """The call that emitted the newest tool-call id in the request's history, if only one call emitted that id."""
     for item in reversed(request.items):
         if item.role == "call" and item.tool_call_id in pool.emitted_ids:
-            return pool.emitted_ids[item.tool_call_id].call_id
+            ends = pool.emitted_ids[item.tool_call_id]
+            return ends[0].call_id if len(ends) == 1 else None
     return None
 
 
@@ -224,11 +231,16 @@ def _spawn(pool: Pool, request: _Request, *, exact: bool) -> Placement | None:
 
 
 def _spawn_candidates(pool: Pool, text: str) -> Iterator[tuple[tuple[int, int, int], OpenCall]]:
-    """Open calls with a matching argument, each with its rank: exact, unclaimed, length of the argument."""
+    """Open calls with a matching argument, each with its rank: exact, unclaimed, length of the argument.
+
+    An agent that passes its own task on (as a search query, say) has spawned nothing: another attempt at that task
+    would look like its child.
+    """
     for call in pool.open_calls.values():
+        own_task = pool.sessions[call.session_id].first_user
         for argument in call.arguments:
             exact = argument == text
-            if argument and (exact or (len(argument) >= MIN_ARGUMENT and argument in text)):
+            if len(argument) >= MIN_ARGUMENT and argument != own_task and (exact or argument in text):
                 yield (int(exact), int(call.claimed_by is None), len(argument)), call
 
 
@@ -268,6 +280,7 @@ def _open(pool: Pool, request: _Request, kind: SessionKind, parent: End | None, 
         tools=call.tool_names,
         system=request.system,
         head_call_id=call.call_id,
+        first_user=request.first_user,
     )
     return Placement(call.call_id, trajectory_id, link.session_id, None, None, position, link)
 
@@ -295,9 +308,10 @@ def _confirm(pool: Pool, request: _Request, parent: SessionState) -> tuple[Link,
     """Close the tool calls whose results came back, and bind the children whose last text a result carries."""
     changed: list[Link] = []
     for item in request.items:
-        if item.role != "result" or item.tool_call_id not in pool.open_calls:
+        key = (parent.session_id, item.tool_call_id or "")
+        if item.role != "result" or key not in pool.open_calls:
             continue
-        opened = pool.open_calls.pop(item.tool_call_id)
+        opened = pool.open_calls.pop(key)
         children = [s for s in pool.sessions.values() if s.claimed is not None and s.last_text]
         fitting = [s for s in children if s.link.parent_session_id == parent.session_id and s.last_text in item.text]
         child = next((s for s in fitting if s.claimed == item.tool_call_id), fitting[0] if fitting else None)
@@ -351,9 +365,9 @@ def _remember_choice(pool: Pool, request: _Request, placement: Placement, said: 
     calls = [i for i in said if i.role == "call"]
     for item in calls:
         if item.tool_call_id:
-            pool.emitted_ids[item.tool_call_id] = End(call_id, session.session_id)
+            pool.emitted_ids.setdefault(item.tool_call_id, []).append(End(call_id, session.session_id))
             opened = OpenCall(item.tool_call_id, call_id, session.session_id, item.arguments)
-            pool.open_calls[item.tool_call_id] = opened
+            pool.open_calls[session.session_id, item.tool_call_id] = opened
     text = collapse(" ".join(i.text for i in said if i.role == "assistant"))
     if placement.auxiliary is None:
         session.last_text = "" if calls else text

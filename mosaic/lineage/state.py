@@ -25,6 +25,8 @@ class SessionState:
     """The newest call of the chain."""
     last_text: str = ""
     """The newest reply's text when that reply made no calls: what a parent would be given."""
+    first_user: str = ""
+    """The first user text: in a root, the task."""
     claimed: str | None = None
     """For a spawned session: the tool call that is believed to have opened it."""
     quotable: list[str] = field(default_factory=list)
@@ -68,9 +70,10 @@ class Pool:
     sessions: dict[str, SessionState] = field(default_factory=dict)
     ends: dict[bytes, list[End]] = field(default_factory=dict)
     """Chain hash after request and reply -> the calls that ended there; several where the texts are the same."""
-    emitted_ids: dict[str, End] = field(default_factory=dict)
-    """Tool-call id -> the call that emitted it."""
-    open_calls: dict[str, OpenCall] = field(default_factory=dict)
+    emitted_ids: dict[str, list[End]] = field(default_factory=dict)
+    """Tool-call id -> the calls that emitted it: one, unless the engine's ids are not unique."""
+    open_calls: dict[tuple[str, str], OpenCall] = field(default_factory=dict)
+    """(Session, tool-call id) -> the tool call."""
     replies: dict[str, Reply] = field(default_factory=dict)
     """Call id -> its reply without calls, until a session opens with it."""
     requests: dict[bytes, list[tuple[str, str, bool]]] = field(default_factory=dict)

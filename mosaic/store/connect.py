@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from mosaic.errors import StoreError
 from mosaic.store.models import Base
 
-BUSY_TIMEOUT_S = 10
+BUSY_TIMEOUT_S = 5
 
 
 def connect(url: str) -> Engine:
@@ -20,7 +20,10 @@ def connect(url: str) -> Engine:
         parsed = make_url(url)
     except ArgumentError as error:
         raise StoreError(f"database URL {url!r} cannot be read.", "Use sqlite:///path/to/file.db.") from error
-    engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
+    try:
+        engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
+    except (ArgumentError, ImportError) as error:
+        raise StoreError(f"no driver for database {parsed.drivername!r}: {error}.", "Use sqlite:///file.db.") from error
     if parsed.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
     try:

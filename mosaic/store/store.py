@@ -4,6 +4,7 @@ Every method is one transaction and may be called from any thread; several proce
 `record` keeps state (lineage); the calls of one trajectory must be recorded through one store.
 """
 
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from mosaic.store.models import (
 )
 from mosaic.store.reading import read_captured, read_trajectory
 from mosaic.store.versions import read_timeline
-from mosaic.store.writing import count, insert_new, write_call
+from mosaic.store.writing import count, insert_new, plain, write_call
 
 RESTORE_SECONDS = 24 * 3600
 """How far back the calls of a client without trajectory ids are read when its lineage is restored."""
@@ -141,8 +142,10 @@ class Store:
     ) -> None:
         """Append a reward; the last one is in force. None means that the trajectory cannot be scored.
 
-        Raises `RequestError` (404) for an unknown trajectory.
+        Raises `RequestError`: 404 for an unknown trajectory, 400 for a reward that is not finite.
         """
+        if value is not None and not math.isfinite(value):
+            raise RequestError(f"a reward of {value} cannot be used.", "Give a finite number, or null for unscorable.")
         now = time.time() if now is None else now
         with self._transaction() as connection:
             state = connection.scalar(select(TrajectoryRow.state).where(TrajectoryRow.trajectory_id == trajectory_id))
@@ -152,7 +155,13 @@ class Store:
                     "List them with `mosaic trajectories`; a trajectory exists once its first call has ended.",
                     status=404,
                 )
-            row = {"trajectory_id": trajectory_id, "value": value, "source": source, "note": note, "created_at": now}
+            row = {
+                "trajectory_id": trajectory_id,
+                "value": value,
+                "source": source,
+                "note": None if note is None else plain(note),
+                "created_at": now,
+            }
             connection.execute(insert(RewardRow), row)
             new_state = TrajectoryState.UNSCORABLE if value is None else TrajectoryState.SCORED
             if state == TrajectoryState.TRAINED.value:

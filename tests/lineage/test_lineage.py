@@ -1,6 +1,7 @@
 """Lineage on compact playbooks: sessions and links are found in traffic that says nothing about them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -199,6 +200,53 @@ def test_a_repeated_request_is_a_sample_of_its_own_unless_there_is_evidence_of_a
     assert kinds(place([first, replace(again, retry_count=1)])) == [SessionKind.ROOT]
     failed = replace(first, status=CallStatus.FAILED, choices=())
     assert kinds(place([failed, again])) == [SessionKind.ROOT]
+    passive = [replace(c, trajectory_id=None) for c in (replace(first, status=CallStatus.ABORTED), again)]
+    assert kinds(place(passive)) == [SessionKind.ROOT, SessionKind.ROOT]
+
+
+def passive(calls: list[CapturedCall]) -> list[CapturedCall]:
+    return [replace(c, trajectory_id=None, client="agent") for c in calls]
+
+
+def test_an_attempt_at_a_task_that_another_attempt_searched_for_is_not_its_child() -> None:
+    task = str(TASK["content"])
+    one, other = Recording("one"), Recording("other")
+    first = one.call([TASK], assistant(None, ("id-1", "search", f'{{"query": "{task}"}}')), "search")
+    second = other.call([TASK], assistant("It is blue."), "search")
+    assert len({p.trajectory_id for p in place(passive([first, second]))}) == 2
+
+
+def test_tool_call_ids_that_repeat_merge_no_attempts() -> None:
+    calls = [linear(Recording(name), 3) for name in ("one", "other")]
+    placements = place(passive([c for pair in zip(*calls, strict=True) for c in pair]))
+    by_attempt = {p.call_id.partition("-")[2]: set[str]() for p in placements}
+    for placement in placements:
+        by_attempt[placement.call_id.partition("-")[2]].add(placement.trajectory_id)
+    assert not by_attempt["one"] & by_attempt["other"]
+
+
+def test_a_prompt_that_contains_a_common_reply_is_no_compaction_of_another_attempt() -> None:
+    reply = "I do not know the answer."
+    first = Recording("one").call([TASK], assistant(reply), "search")
+    second = Recording("other").call([user(f'If you must, say: "{reply}"')], assistant("Fine."), "search")
+    assert len({p.trajectory_id for p in place(passive([first, second]))}) == 2
+
+
+ODD = [
+    {"tools": 5},
+    {"tools": [{"function": None}, "x", {"function": {"name": None}}]},
+    {"messages": [{"role": "assistant", "tool_calls": 5}]},
+    {"messages": [{"role": "assistant", "tool_calls": ["x", {"id": {}, "function": "f"}]}]},
+    {"messages": [{"role": ["a"], "content": {"b": 1}}, {}]},
+    {"messages": [{"role": "tool", "tool_call_id": 7, "content": [None, 3, {"type": "image"}]}]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_requests_that_make_no_sense_are_placed_all_the_same(odd: dict[str, Any]) -> None:
+    call = Recording().call([TASK], assistant("ok"))
+    messages = tuple(odd.get("messages", call.messages))
+    assert kinds(place([replace(call, messages=messages, params=odd)])) == [SessionKind.ROOT]
 
 
 def test_a_continuation_of_any_choice_extends_the_call() -> None:

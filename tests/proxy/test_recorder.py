@@ -102,7 +102,7 @@ def test_a_spool_line_that_a_crash_cut_short_takes_no_other_with_it(tmp_path: Pa
     spool = Spool(settings.spool)
     for call in calls:
         spool.append(call)
-    (path,) = spool.files()
+    (path,) = spool.waiting()
     path.write_bytes(path.read_bytes()[:-40])
     store = Store(settings.database)
     recorder = Recorder(store, settings)
