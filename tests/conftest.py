@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ async def serving(settings: Settings) -> AsyncIterator[str]:
         server.should_exit = True
         await running
         listener.close()
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Return as soon as the condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -41,6 +41,25 @@ def test_a_trajectory_is_listed_shown_and_rewarded(tmp_path: Path, database: str
     assert "compaction" in mosaic(tmp_path, "show", "run-17", "--database", database).stdout
 
 
+def test_a_reward_may_be_negative_but_not_infinite(tmp_path: Path, database: str) -> None:
+    assert mosaic(tmp_path, "reward", "run-17", "-1.0", "--database", database).returncode == 0
+    (listed,) = json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout)
+    assert listed["reward"] == -1
+    for odd in ("nan", "inf"):
+        assert "finite" in mosaic(tmp_path, "reward", "run-17", odd, "--database", database).stderr
+
+
+def test_a_database_password_is_shown_nowhere(tmp_path: Path) -> None:
+    shown = mosaic(tmp_path, "config", MOSAIC_DATABASE="postgresql://me:s3cret@nowhere/x").stdout
+    assert "nowhere" in shown
+    assert "s3cret" not in shown
+
+
+def test_a_variable_that_names_no_setting_is_refused(tmp_path: Path) -> None:
+    done = mosaic(tmp_path, "config", MOSAIC_PROT="1")
+    assert (done.returncode, "MOSAIC_PROT" in done.stderr) == (2, True)
+
+
 def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
     listed = mosaic(tmp_path, "--help", COLUMNS="200").stdout
     for command in ("serve", "train", "trajectories", "show", "reward", "config"):
@@ -64,6 +83,8 @@ BAD = {
     "an unreadable file": (["config"], "port = \n", 2, "mosaic.toml"),
     "an unknown trajectory": (["reward", "nowhere", "1"], "", 1, "mosaic trajectories"),
     "an open bind without keys": (["serve", "--host", "0.0.0.0"], "", 2, "MOSAIC_API_KEYS"),
+    "an empty key": (["serve"], 'api_keys = [""]\n', 2, "api_keys"),
+    "a database without a driver": (["trajectories", "--database", "foo://x"], "", 3, "sqlite:///"),
     "a database that cannot be opened": (
         ["trajectories", "--database", "sqlite:////proc/no/mosaic.db"],
         "",

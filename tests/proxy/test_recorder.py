@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from sqlalchemy import Engine, event
 
 from mosaic.settings import Settings
 from mosaic.store import Store
-from proxy.recorder import Recorder
+from proxy.recorder import REPLAY_PAUSE_S, Recorder
 from proxy.spool import Spool
-from tests.conftest import ProxyFactory
-from tests.engine import ScriptedEngine, Turn
+from tests.conftest import ProxyFactory, until
+from tests.engine import Fault, ScriptedEngine, Turn
 from tests.lineage.test_lineage import linear
 from tests.playbook import Recording
 
@@ -145,13 +146,69 @@ async def test_what_a_client_received_in_full_survives_kill_9(tmp_path: Path, ki
     store.close()
 
 
-def start(folder: Path, upstream: str, database: str) -> tuple[subprocess.Popen[str], str]:
+def start(folder: Path, upstream: str, database: str, **settings: str) -> tuple[subprocess.Popen[str], str]:
     """`mosaic serve` on a free port; its socket listens when it says where, so a request only has to wait."""
     command = [sys.executable, "-m", "mosaic", "serve", "--port", "0", "--upstream", upstream, "--database", database]
-    environment = {**os.environ, "MOSAIC_SPOOL": str(folder / "spool")}
+    environment = {**os.environ, "MOSAIC_SPOOL": str(folder / "spool"), **settings}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     line = process.stderr.readline()
     assert "mosaic serves http" in line, line
     url = line.split()[2].removesuffix("/v1")
     return process, url
+
+
+async def test_a_call_whose_client_left_while_the_database_was_locked_is_not_lost(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi"), store_wait_s=20) as proxy:
+        await ask(proxy.url, "before")
+        lock = sqlite3.connect(proxy.settings.database.removeprefix("sqlite:///"), isolation_level=None)
+        lock.execute("BEGIN EXCLUSIVE")
+        address = f"{proxy.url}/t/left/v1/chat/completions"
+        async with aiohttp.ClientSession() as client, client.post(address, json=BODY) as response:
+            await response.content.readany()
+        await until(lambda: not Spool(proxy.settings.spool).empty())
+        lock.execute("ROLLBACK")
+        lock.close()
+        await asyncio.sleep(REPLAY_PAUSE_S)
+        await ask(proxy.url, "after")
+        assert {t.trajectory_id for t in proxy.store.trajectories()} == {"before", "left", "after"}
+
+
+async def test_a_call_that_can_never_be_stored_is_put_aside_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    settings = Settings(database=f"sqlite:///{tmp_path}/mosaic.db", spool=tmp_path / "spool")
+    first, second, third = linear(Recording(), 3)
+    spool = Spool(settings.spool)
+    for call in (replace(first, retry_count=2**63), second):
+        spool.append(call)
+    store = Store(settings.database)
+    recorder = Recorder(store, settings)
+    recorder.replay_now()
+    await recorder.record(third)
+    assert recorder.alive()
+    recorder.close()
+    assert recorder.spool.empty()
+    assert [t.calls for t in store.trajectories()] == [2]
+    assert (recorder.health.rejected, recorder.health.lost) == (1, 0)
+    assert store.counters()["rejected_calls"] == {"unwritable": 1}
+    assert (settings.spool / "rejected.jsonl").read_bytes().count(b"\n") == 1
+    store.close()
+
+
+async def test_sigterm_ends_open_streams_records_why_and_exits_with_0(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda _: Turn("A longer text of many pieces", fault=Fault.HANG_MID_STREAM))
+    database = f"sqlite:///{tmp_path}/mosaic.db"
+    async with engine.serve() as upstream:
+        process, url = start(tmp_path, upstream, database, MOSAIC_DRAIN_S="1")
+        waiting = asyncio.ensure_future(ask(url, "open"))
+        await engine.reached.wait()
+        process.terminate()
+        code = await asyncio.to_thread(process.wait, 30)
+        process.communicate()
+        with pytest.raises(aiohttp.ClientError):
+            await waiting
+    assert code == 0
+    store = Store(database)
+    with store.engine.connect() as connection:
+        status, error = connection.exec_driver_sql("select status, error from calls").one()
+    assert (status, error) == ("aborted", "the proxy was stopped before the answer ended")
+    store.close()

@@ -8,9 +8,13 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from adapters.wires.chat import Answer, Wanted
+from adapters.wires.sse import EventSplitter
 from mosaic.records import Call, Trajectory
-from tests.conftest import Proxy, ProxyFactory
+from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Fault, Turn
 from tests.engine.scripted import render
 
@@ -134,10 +138,7 @@ async def test_when_the_client_leaves_the_engine_is_told_and_the_call_is_recorde
         await proxy.engine.reached.wait()
         leaving.cancel()
         await asyncio.wait_for(proxy.engine.dropped.wait(), 0.2)
-        for _ in range(200):
-            if proxy.store.trajectories():
-                break
-            await asyncio.sleep(0.01)
+        await until(proxy.store.trajectories)
         call = only_call(proxy)
         assert not call.exact
         assert proxy.store.counters()["inexact_calls"] == {"call_aborted": 1}
@@ -151,6 +152,8 @@ async def test_when_the_client_leaves_the_engine_is_told_and_the_call_is_recorde
         (b"{not json", 400, "not valid JSON"),
         (b"[]", 400, "not a JSON object"),
         (b'{"messages": "hi"}', 400, "list of objects"),
+        (b'{"messages": [], "stream_options": "x"}', 400, "stream_options"),
+        (b'{"messages": [], "x": ' + b"[" * 300 + b"]" * 300 + b"}", 400, "deep"),
         (b'{"model": "other", "messages": []}', 404, "/v1/models"),
     ],
 )
@@ -245,3 +248,44 @@ async def test_chunks_reach_the_client_while_the_engine_is_still_busy(start_prox
                 received += await asyncio.wait_for(response.content.readany(), 5)
             assert proxy.engine.reached.is_set()
             assert not proxy.engine.dropped.is_set()
+
+
+@pytest.mark.parametrize("count", ["99999999999999999999", "\u00b2", "-1", ""])
+async def test_an_odd_retry_count_changes_nothing(start_proxy: ProxyFactory, count: str) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy, aiohttp.ClientSession() as client:
+        headers = {"x-stainless-retry-count": count}
+        url = proxy.url + "/t/run-1/v1/chat/completions"
+        async with client.post(url, json={"model": "policy", "messages": HELLO}, headers=headers) as response:
+            assert json.loads(await response.read())["choices"][0]["message"]["content"] == "Hi"
+        assert only_call(proxy).exact
+
+
+STRANGE = [
+    {"choices": [{"index": 0, "message": {"content": "Hi"}, "token_ids": ["a"], "logprobs": None}]},
+    {"choices": [{"index": 0, "message": {"content": "Hi"}, "token_ids": [2**40], "logprobs": None}]},
+    {"choices": [{"index": None, "message": None}]},
+    {"choices": [{"index": "a", "message": "x", "finish_reason": {"b": 1}}]},
+    {"choices": 5, "usage": []},
+    [1, 2],
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_an_answer_that_makes_no_sense_passes_and_is_never_exact(strange: object) -> None:
+    wanted = Wanted(logprobs=False, token_ids=False, stream=False, stream_usage=False)
+    answer = Answer(wanted)
+    shown = json.loads(answer.whole(json.dumps(strange).encode()))
+    assert answer.captured().inexact_reason is not None
+    assert type(shown) is type(strange)
+
+
+@given(st.lists(st.integers(1, 40)))
+def test_any_chunking_of_a_stream_gives_the_same_events(sizes: list[int]) -> None:
+    stream = 'data: {"ä": 1}\n\n: ping\n\ndata: two\r\n\r\ndata: [DONE]\n\n'.encode()
+    splitter, found, at = EventSplitter(), list[bytes](), 0
+    for size in [*sizes, len(stream)]:
+        found += splitter.feed(stream[at : at + size])
+        at += size
+    assert b"".join(found) == stream
+    assert len(found) == 4
+    assert splitter.rest() == b""
