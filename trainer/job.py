@@ -208,7 +208,7 @@ def _prune(folder: Path, keep: int, needed: set[Path]) -> None:
     for old in found[: max(0, len(found) - keep)]:
         if old.absolute() not in needed:
             shutil.rmtree(old)
-            log.info("old checkpoint removed", path=str(old))
+            log.debug("old checkpoint removed", path=str(old))
 
 
 def _metrics(report: JobReport) -> dict[str, float]:
