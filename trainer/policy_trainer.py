@@ -22,7 +22,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,12 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from mosaic.errors import NothingToTrain, TrainError
 from trainer.batches import MicroBatch, plan_epoch
+from trainer.observer import StepObserver, Tally
 from trainer.round import TOKEN_MEAN_LOSSES, StepReport, TrainReport, TrainSettings
 from trainer.sequences import Sequence
 
@@ -73,7 +73,7 @@ def train(
         trainer = policy_trainer(model_dir, sequences, settings, working_dir)
         if optimizer_state is not None:
             _load_optimizer(trainer, optimizer_state, settings)
-        recorder = _Recorder(trainer, on_step)
+        recorder = StepObserver(trainer, on_step)
         trainer.add_callback(recorder)
         trainer.start()
         trainer.train()
@@ -183,7 +183,7 @@ class PolicyTrainer(GRPOTrainer):
         self.sequences = sequences
         self.micro_batches = [micro_batch for step in epoch for micro_batch in step]
         self.settings = settings
-        self.tally = _Tally(newest_version=max(int(sequence.versions_L.max()) for sequence in sequences))
+        self.tally = Tally(newest_version=max(int(sequence.versions_L.max()) for sequence in sequences))
         self._proximal_logps: dict[int, torch.Tensor] = {}
         indices = [str(index) for _ in range(settings.epochs) for index in range(len(self.micro_batches))]
         super().__init__(
@@ -297,104 +297,6 @@ class PolicyTrainer(GRPOTrainer):
 
 def _never(**_: Any) -> list[float | None]:
     raise AssertionError("stored sequences bring their advantages; no reward is ever computed here")
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Sums over the trained tokens of one optimizer step."""
-
-    newest_version: int
-    tokens: list[int] = field(default_factory=list)
-    """Trained tokens per micro-batch."""
-    ratio_sum: float = 0.0
-    gap_sum: float = 0.0
-    gap_max: float = 0.0
-    gap_tokens: int = 0
-
-    def add(self, logps_BL: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
-        trained_BT = batch["tool_mask"].bool()
-        gaps = (logps_BL[:, -trained_BT.size(1) :] - batch["sampling_per_token_logps"])[trained_BT]
-        self.tokens.append(gaps.numel())
-        self.ratio_sum += float(gaps.exp().sum())
-        newest = gaps[batch["versions"][trained_BT] == self.newest_version].abs()
-        if newest.numel():
-            self.gap_sum += float(newest.sum())
-            self.gap_max = max(self.gap_max, float(newest.max()))
-            self.gap_tokens += newest.numel()
-
-
-class _Recorder(TrainerCallback):
-    """Collects one report per optimizer step, and the whole round's."""
-
-    def __init__(self, trainer: PolicyTrainer, on_step: Callable[[StepReport], None] | None) -> None:
-        self.trainer = trainer
-        self.on_step = on_step
-        self.steps: list[StepReport] = []
-        self.first: _Tally | None = None
-        self._figures: dict[str, float] = {}
-
-    def on_step_end(self, args: Any, *_: Any, **__: Any) -> None:
-        """Take the step's figures, weighted by tokens, before TRL averages them over micro-batches and clears them."""
-        tally, metrics = self.trainer.tally, self.trainer._metrics["train"]
-        self.first = self.first or tally
-        n_tokens = max(sum(tally.tokens), 1)
-
-        def token_mean(name: str) -> float:
-            values: list[float] = metrics.get(name) or [0.0] * len(tally.tokens)
-            return sum(value * n for value, n in zip(values, tally.tokens, strict=True) if n) / n_tokens
-
-        clipped = "cispo_clip_ratio" if args.loss_type == "cispo" else "clip_ratio/region_mean"
-        self._figures = {
-            "tokens": sum(tally.tokens),
-            "mean_ratio": tally.ratio_sum / n_tokens,
-            "clip_fraction": token_mean(clipped),
-            "entropy": token_mean("entropy"),
-        }
-        self.trainer.tally = _Tally(tally.newest_version)
-
-    def on_log(self, *event: Any, logs: Any = None, **_: Any) -> None:
-        """Complete the step with loss and gradient norm, which transformers knows only now."""
-        if not logs or "loss" not in logs or not self._figures:
-            return
-        _, state, _ = event
-        loss, grad_norm = float(logs["loss"]), float(logs["grad_norm"])
-        if not (np.isfinite(loss) and np.isfinite(grad_norm)):
-            raise TrainError(
-                f"Step {state.global_step}: loss {loss} or gradient norm {grad_norm} is not finite; nothing was saved.",
-                "Lower the learning rate, or look for extreme logprobs and rewards in this round's trajectories.",
-            )
-        tokens = int(self._figures.pop("tokens"))
-        step = StepReport(state.global_step, state.max_steps, loss, grad_norm, tokens, **self._figures)
-        self.steps.append(step)
-        self._figures = {}
-        if self.on_step is not None:
-            self.on_step(step)
-
-    def report(
-        self, sequences: list[Sequence], seconds: float, checkpoint: Path, optimizer_state: Path | None
-    ) -> TrainReport:
-        """Sum the round up."""
-
-        def mean(name: str) -> float:
-            return float(np.mean([getattr(step, name) for step in self.steps]))
-
-        first = self.first or _Tally(-1)
-        return TrainReport(
-            loss=mean("loss"),
-            grad_norm=mean("grad_norm"),
-            mean_ratio=mean("mean_ratio"),
-            clip_fraction=mean("clip_fraction"),
-            entropy=mean("entropy"),
-            logprob_gap_mean=first.gap_sum / max(first.gap_tokens, 1),
-            logprob_gap_max=first.gap_max,
-            tokens=sum(step.tokens for step in self.steps),
-            sequences=len(sequences),
-            trajectories=len({sequence.trajectory_id for sequence in sequences}),
-            steps=len(self.steps),
-            seconds=seconds,
-            checkpoint=checkpoint,
-            optimizer_state=optimizer_state,
-        )
 
 
 def _load_optimizer(trainer: PolicyTrainer, file: Path, settings: TrainSettings) -> None:
