@@ -69,7 +69,7 @@ def trajectories(
         _print_json([asdict(t) for t in found])
         return
     _print_table(
-        "trajectory state reward sessions compactions spawns calls inexact sampled version",
+        "trajectory state reward sess. comp. sub. calls inexact tokens ver.",
         [
             (
                 t.trajectory_id,
@@ -101,18 +101,26 @@ def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE)
 
 def _tree(trajectory: Trajectory, links: list[dict[str, Any]]) -> Tree:
     """The trajectory with each session under its parent."""
-    top = Tree(f"{trajectory.trajectory_id}  {trajectory.state.value}  reward {trajectory.reward}")
+    reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
+    top = Tree(f"{trajectory.trajectory_id}  {trajectory.state.value}, {reward}")
     nodes: dict[str | None, Tree] = {}
     for session, link in zip(trajectory.sessions, links, strict=True):
         sampled = sum(len(sample.ids_T) for call in session.calls for sample in call.samples)
         inexact = sum(not call.exact for call in session.calls)
-        evidence = orjson.dumps(link["evidence"]).decode()
+        versions = sorted({call.policy_version for call in session.calls})
         nodes[session.session_id] = nodes.get(session.parent_session_id, top).add(
             f"{session.kind.value}  {len(session.calls)} calls, {sampled} sampled tokens"
             + (f", {inexact} inexact" if inexact else "")
-            + f"  ({link['rung']} {link['score']:.2f}) {escape(evidence)}"
+            + f", version {' '.join(map(str, versions))}{escape(_why(link))}"
         )
     return top
+
+
+def _why(link: dict[str, Any]) -> str:
+    """Why a session stands where it stands; nothing for the one root that needs no reason."""
+    if link["kind"] == "root":
+        return "" if link["score"] == 1 else "  (nothing links it to another session)"
+    return f"  ({link['rung']}, score {link['score']:.2f}: {orjson.dumps(link['evidence']).decode()})"
 
 
 def main() -> None:
@@ -147,7 +155,7 @@ def _print_json(value: object) -> None:
 
 def _print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     table = Table(*columns.split(), box=None, pad_edge=False)
-    table.columns[0].overflow = "fold"
+    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     Console().print(table)

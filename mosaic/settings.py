@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -67,6 +67,14 @@ class Settings(BaseSettings):
     drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 
+    @field_validator("upstream")
+    @classmethod
+    def _ends_in_v1(cls, url: str) -> str:
+        """Without /v1 every call would be a 404 of the engine's, which says nothing of the cause."""
+        if not url.rstrip("/").endswith("/v1"):
+            raise ValueError(f"it must end in /v1; did you mean {url.rstrip('/')}/v1?")
+        return url
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -90,7 +98,8 @@ def load(**flags: object) -> Settings:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise SettingsError(
-            f"setting {where!r}: {first['msg']}.", "See `mosaic config` for all settings and where they come from."
+            f"setting {where!r}: {first['msg'].rstrip('.?')}.",
+            "See `mosaic config` for all settings and where they come from.",
         ) from error
     except SettingsSourceError as error:
         raise SettingsError(f"{error}.", 'List values are written as JSON, for example ["a", "b"].') from error

@@ -24,6 +24,7 @@ def train(
     given = {"model": model, "credit": credit}
     changed = settings.train.model_copy(update={k: v for k, v in given.items() if v is not None})
     settings = settings.model_copy(update={"train": changed})
+    typer.echo("selecting trajectories; loading the trainer takes a while ...", err=True)
     report = run_job(Store(settings.database), settings, on_step=_say)
     if as_json:
         typer.echo(orjson.dumps(asdict(report), default=str).decode())
@@ -33,6 +34,7 @@ def train(
         f"{report.train.tokens} tokens, {report.train.steps} steps in {report.train.seconds:.1f} s; "
         f"swap {report.published.pause_seconds:.2f} s; engine and trainer {report.published.gap_mean:.2g} nats apart"
     )
+    typer.echo(f"checkpoint: {report.train.checkpoint} (to restart vLLM on it: --model {report.train.checkpoint})")
     for reason, number in report.left_out.items():
         typer.echo(f"left out: {number} {reason}")
 

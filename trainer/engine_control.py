@@ -97,7 +97,11 @@ class EngineControl:
             hint = "Start vLLM with VLLM_SERVER_DEV_MODE=1." if error.code == 404 else "See the engine's log."
             raise EngineError(f"{self.base_url}{path} answered {error.code}: {detail}", hint) from error
         except OSError as error:  # URLError and time-outs included
-            raise EngineError(f"{self.base_url}{path}: {error}", "Check that the engine runs.") from error
+            reason = getattr(error, "reason", error)
+            raise EngineError(
+                f"the engine at {self.base_url} cannot be reached ({reason}).",
+                "Check that the engine runs (`upstream` in mosaic.toml, or --upstream).",
+            ) from error
         try:
             parsed = json.loads(content) if content else {}
         except ValueError as error:

@@ -10,20 +10,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import structlog
 
 from mosaic.credit import CreditSettings, GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
-from mosaic.errors import NothingToTrain, SettingsError
-from mosaic.records import Group, Trajectory
+from mosaic.errors import EngineError, NothingToTrain, SettingsError
+from mosaic.records import Group, IdArray, Trajectory
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from trainer.engine_control import EngineControl
+from trainer.probe import checkpoint_logprobs
 from trainer.publish import Publication, PublishReport, publish
 from trainer.round import StepReport, TrainReport, TrainSettings
 from trainer.sequences import Credit, Sequence, build_sequences
 
 MAX_PROBE = 512
 """Longest probe for the check of published weights, in tokens."""
+
+MAX_GAP = 0.1
+"""Largest mean |engine - checkpoint| logprob in nats at which the engine counts as serving that checkpoint."""
 
 log = structlog.get_logger()
 
@@ -76,6 +81,10 @@ def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], No
             "Pass --model, or set model under [train] in mosaic.toml.",
         )
     rule = _rule(settings.train)
+    if not (model / "config.json").is_file():
+        raise SettingsError(
+            f"{model} holds no checkpoint (no config.json).", "Pass the folder that vLLM serves as --model."
+        )
     job_id = store.start_job(settings.train.model_dump(mode="json"))
     try:
         report = _train_and_publish(store, settings, _Task(job_id, current, model, rule), on_step)
@@ -99,12 +108,12 @@ def _train_and_publish(
             f"there is nothing to learn from ({reasons}).",
             "Score attempts of one task with different outcomes; see `mosaic trajectories`.",
         )
-    engine = _engine(settings)
+    probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
+    engine = running_engine(settings, model, task.current, probe)
     # Importing TRL takes seconds: only a job that has something to train pays for it.
     from trainer.policy_trainer import OPTIMIZER_FILE, train
 
     checkpoint = config.output.absolute() / job_id
-    version = store.new_version(str(checkpoint), job_id)
     optimizer = model / OPTIMIZER_FILE
     trained = train(
         model,
@@ -114,7 +123,7 @@ def _train_and_publish(
         optimizer_state=optimizer if optimizer.exists() else None,
         on_step=on_step,
     )
-    probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
+    version = store.new_version(str(checkpoint), job_id)
     published = publish(
         [engine],
         Publication(checkpoint, version, model, task.current, probe),
@@ -134,12 +143,21 @@ def _train_and_publish(
     )
 
 
-def _engine(settings: Settings) -> EngineControl:
-    """The running engine. Raises `EngineError` before anything is trained when it cannot take new weights."""
+def running_engine(settings: Settings, live: Path, version: int, probe_ids_L: IdArray) -> EngineControl:
+    """The running engine. Raises `EngineError`, before anything is trained, when it cannot take new weights or does not
+    serve those that are said to be live: an engine that was restarted on older ones says nothing of it."""
     key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
     control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"), api_key=key)
     control.version()
-    return replace(control, model=control.served_model())
+    control = replace(control, model=control.served_model())
+    gap = float(np.abs(control.logprobs(probe_ids_L) - checkpoint_logprobs(live, probe_ids_L)).mean())
+    if not gap <= MAX_GAP:
+        raise EngineError(
+            f"the engine does not serve version {version}: its logprobs are {gap:.2g} nats off {live}, and "
+            "its newest calls carry a wrong version.",
+            f"Restart it with --model {live}.",
+        )
+    return control
 
 
 def select(groups: list[Group], config: TrainConfig, rule: CreditSettings, current: int) -> Selection:

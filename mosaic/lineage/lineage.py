@@ -252,7 +252,7 @@ def _root(pool: Pool, request: _Request, rivals: tuple[dict[str, str], ...] = ()
 
 def _own_trajectory(request: _Request) -> str:
     """The trajectory of a call that belongs to no earlier one: the operator's, or one named after the call."""
-    return request.call.trajectory_id or f"tr-{request.call.call_id}"
+    return request.call.trajectory_id or f"tr-{request.call.call_id.removeprefix('call-')[:16]}"
 
 
 def _open(pool: Pool, request: _Request, kind: SessionKind, parent: End | None, why: _Why) -> Placement:

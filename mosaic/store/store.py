@@ -145,7 +145,10 @@ class Store:
         Raises `RequestError`: 404 for an unknown trajectory, 400 for a reward that is not finite.
         """
         if value is not None and not math.isfinite(value):
-            raise RequestError(f"a reward of {value} cannot be used.", "Give a finite number, or null for unscorable.")
+            raise RequestError(
+                f"a reward of {value} cannot be used.",
+                "Give a finite number; null (`none` on the command line) means unscorable.",
+            )
         now = time.time() if now is None else now
         with self._transaction() as connection:
             state = connection.scalar(select(TrajectoryRow.state).where(TrajectoryRow.trajectory_id == trajectory_id))

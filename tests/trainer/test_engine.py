@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 
 from mosaic.errors import EngineError, PublishError
+from mosaic.settings import Settings
 from trainer.engine import Engine, EngineSettings
 from trainer.engine_control import EngineControl
+from trainer.job import running_engine
 from trainer.publish import Publication, publish
 from trainer.round import TrainSettings
 from trainer.sequences import Cause, Sequence, Span
@@ -191,6 +193,20 @@ def test_weights_other_than_the_checkpoint_says_are_rolled_back(
         publish([control], publication, lambda: None, lambda: undone.append(control.is_paused()))
     assert undone == [True]
     np.testing.assert_allclose(control.logprobs(PROBE_L), before_L, atol=1e-4)
+
+
+def test_an_engine_that_serves_other_weights_than_are_said_to_be_live_is_refused(
+    engine: Engine, control: EngineControl, old_model: Path, save_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As after a restart on the first checkpoint: nothing on the wire tells."""
+    other = save_model(tmp_path / "other", seed=1, hidden=128, layers=4)
+    settings = Settings(upstream=f"{engine.base_url}/v1")
+    control.pause()
+    control.load(old_model, 20)
+    control.resume()
+    assert running_engine(settings, old_model, 20, PROBE_L).model == "policy"
+    with pytest.raises(EngineError, match="does not serve version 21"):
+        running_engine(settings, other, 21, PROBE_L)
 
 
 def test_the_prefix_cache_of_the_old_weights_is_not_used(

@@ -17,6 +17,13 @@ from trainer.job import run_job, select
 
 
 @pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a checkpoint, for jobs that end before they load one."""
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     opened = Store(f"sqlite:///{tmp_path}/mosaic.db")
     yield opened
@@ -64,9 +71,9 @@ def test_what_is_stale_or_without_contrast_is_left_out_and_counted(store: Store)
     assert (fresh.sequences, fresh.left_out) == ([], {"group_no_contrast": 1})
 
 
-def test_a_job_with_nothing_to_learn_from_says_why_and_is_marked_failed(store: Store, tmp_path: Path) -> None:
+def test_a_job_with_nothing_to_learn_from_says_why_and_is_marked_failed(store: Store, model: Path) -> None:
     attempts(store, {"a": 1, "b": 1})
-    settings = Settings(train=TrainConfig(model=tmp_path, credit="broadcast"))
+    settings = Settings(train=TrainConfig(model=model, credit="broadcast"))
     with pytest.raises(NothingToTrain, match="1 group_no_contrast"):
         run_job(store, settings)
     assert store.counters()["left_out_of_training"] == {"group_no_contrast": 1}
@@ -84,17 +91,15 @@ def test_only_trajectories_of_the_given_name_are_trained(store: Store) -> None:
 
 
 @pytest.mark.parametrize("options", [{"alpha": 2.0}, {"nonsense": 1.0}])
-def test_options_that_the_rule_does_not_know_are_refused(
-    store: Store, tmp_path: Path, options: dict[str, float]
-) -> None:
-    settings = Settings(train=TrainConfig(model=tmp_path, credit_options=dict(options)))
+def test_options_that_the_rule_does_not_know_are_refused(store: Store, model: Path, options: dict[str, float]) -> None:
+    settings = Settings(train=TrainConfig(model=model, credit_options=dict(options)))
     with pytest.raises(SettingsError, match=r"train\.credit"):
         run_job(store, settings)
 
 
-def test_an_engine_that_is_down_is_said_before_anything_is_trained(store: Store, tmp_path: Path) -> None:
+def test_an_engine_that_is_down_is_said_before_anything_is_trained(store: Store, model: Path) -> None:
     attempts(store, {"a": 1, "b": 0})
-    settings = Settings(upstream="http://127.0.0.1:9/v1", train=TrainConfig(model=tmp_path))
+    settings = Settings(upstream="http://127.0.0.1:9/v1", train=TrainConfig(model=model))
     with pytest.raises(EngineError, match="Check that the engine runs"):
         run_job(store, settings)
     assert {t.state for t in store.trajectories()} == {"scored"}
