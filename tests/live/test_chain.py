@@ -35,7 +35,7 @@ def check_store(store: Store, held_out: int) -> None:
         states = counted(connection, "select state, count(*) from trajectories group by state")
         assert states["trained"] > 0
         assert states["trained"] + states["scored"] == kinds["root"]
-        jobs = connection.execute(text("select state, policy_to from jobs")).tuples().all()
+        jobs = [tuple(row) for row in connection.execute(text("select state, policy_to from jobs"))]
         assert jobs == [("done", 1)]
     weak = [
         link

@@ -252,7 +252,7 @@ def test_ctrl_c_stops_the_engine(old_model: Path, tmp_path: Path) -> None:
         import pathlib
         from trainer.engine import Engine, EngineSettings
         model_dir, log_path = pathlib.Path({str(old_model)!r}), pathlib.Path({str(tmp_path / "engine.log")!r})
-        engine = Engine(EngineSettings(model_dir, log_path))
+        engine = Engine(EngineSettings(model_dir, log_path, max_model_len=512))
         is_healthy = engine.is_healthy
         engine.is_healthy = lambda: print(engine.pid, flush=True) or is_healthy()
         with engine:
@@ -262,7 +262,8 @@ def test_ctrl_c_stops_the_engine(old_model: Path, tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         group = int(child.stdout.readline())
-        time.sleep(2)
+        for _ in range(4):  # one line per look at the engine: by then it has children of its own
+            assert int(child.stdout.readline()) == group
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
