@@ -249,8 +249,9 @@ def test_a_missed_deadline_leaves_no_process(old_model: Path, tmp_path: Path) ->
 
 def test_ctrl_c_stops_the_engine(old_model: Path, tmp_path: Path) -> None:
     script = f"""
-        import pathlib
+        import pathlib, signal
         from trainer.engine import Engine, EngineSettings
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
         model_dir, log_path = pathlib.Path({str(old_model)!r}), pathlib.Path({str(tmp_path / "engine.log")!r})
         engine = Engine(EngineSettings(model_dir, log_path, max_model_len=512))
         is_healthy = engine.is_healthy
