@@ -4,7 +4,6 @@ It is what travels from the wire to the store, and what a spool line holds while
 can be written as JSON and read back without loss. It never holds a credential.
 """
 
-import base64
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
@@ -98,7 +97,7 @@ class CapturedCall:
 
 def to_json(call: CapturedCall) -> bytes:
     """One line of JSON that `from_json` turns into an equal call."""
-    return orjson.dumps(asdict(call), default=_encode, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(asdict(call), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def from_json(line: bytes) -> CapturedCall:
@@ -121,9 +120,3 @@ def _choice(raw: dict[str, Any]) -> Choice:
         logprobs_T=np.asarray(raw["logprobs_T"], np.float32),
         arrivals=tuple((n, t) for n, t in raw["arrivals"]),
     )
-
-
-def _encode(value: object) -> object:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} cannot be spooled")

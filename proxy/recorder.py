@@ -42,6 +42,8 @@ class Health:
     rejected: int = 0
     """Calls that the store can never take; they are in `rejected.jsonl`."""
     lost: int = 0
+    failures: int = 0
+    """Times that something went wrong on the way to the store, whatever became of the calls."""
     last_error: str | None = None
 
 
@@ -158,6 +160,7 @@ class Recorder:
         return True
 
     def _note(self, error: Exception, calls: int) -> None:
+        self.health.failures += 1
         self.health.last_error = f"{type(error).__name__}: {error}"
         log.error("calls not stored", calls=calls, error=self.health.last_error)
 

@@ -32,7 +32,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PATH = re.compile(r"(?:/t/(?P<trajectory>[^/]+))?/v1/(?P<rest>.+)")
 _TRAJECTORY = re.compile(r"(?!\.{1,2}$)[\w.:@+~-]{1,200}", re.ASCII)
-_CLOSED = {"upstream_unreachable": "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."}
 
 MAX_ERROR = 500
 """Bytes of an error answer that are kept with the call."""
@@ -93,7 +92,8 @@ class ModelPath:
 
     async def _unreachable(self, send: Send, error: Exception) -> None:
         message = f"the engine at {self._settings.upstream} cannot be reached ({error or type(error).__name__})."
-        await _send_error(send, 502, f"{message} {_CLOSED['upstream_unreachable']}", "upstream_unreachable")
+        next_step = "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."
+        await _send_error(send, 502, f"{message} {next_step}", "upstream_unreachable")
 
     async def _exchange(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""
