@@ -1,16 +1,12 @@
 """A call as the proxy captured it, before lineage has placed it.
 
-It is what travels from the wire to the store, and what a spool line holds while the database cannot take it; so it
-can be written as JSON and read back without loss. It never holds a credential.
+It is what travels from the wire to lineage and the store. It never holds a credential.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-import numpy as np
-import orjson
 
 from mosaic.records import IdArray, LogprobArray, Message
 
@@ -23,6 +19,8 @@ class CallStatus(StrEnum):
     """The client left before the end."""
     FAILED = "failed"
     """The engine refused, died or sent something unusable."""
+    INTERRUPTED = "interrupted"
+    """The proxy was killed while the call was in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +91,3 @@ class CapturedCall:
         tools = self.params.get("tools")
         found = [t.get("function", t) for t in tools if isinstance(t, dict)] if isinstance(tools, list) else []
         return frozenset(str(f.get("name", "")) for f in found if isinstance(f, dict))
-
-
-def to_json(call: CapturedCall) -> bytes:
-    """One line of JSON that `from_json` turns into an equal call."""
-    return orjson.dumps(asdict(call), option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def from_json(line: bytes) -> CapturedCall:
-    """The call that `to_json` wrote. Raises `ValueError` or `KeyError` for anything else."""
-    raw = orjson.loads(line)
-    raw["choices"] = tuple(_choice(c) for c in raw["choices"])
-    raw["messages"] = tuple(raw["messages"])
-    raw["status"] = CallStatus(raw["status"])
-    raw["prompt_ids_P"] = np.asarray(raw["prompt_ids_P"], np.int32)
-    known = {f.name for f in fields(CapturedCall)}
-    return CapturedCall(**{k: v for k, v in raw.items() if k in known})
-
-
-def _choice(raw: dict[str, Any]) -> Choice:
-    return Choice(
-        index=raw["index"],
-        message=raw["message"],
-        finish_reason=raw["finish_reason"],
-        ids_T=np.asarray(raw["ids_T"], np.int32),
-        logprobs_T=np.asarray(raw["logprobs_T"], np.float32),
-        arrivals=tuple((n, t) for n, t in raw["arrivals"]),
-    )

@@ -39,6 +39,11 @@ class StoreError(MosaicError):
 
     exit_code = 3
 
+    def __init__(self, message: str, next_step: str = "", *, permanent: bool = False) -> None:
+        super().__init__(message, next_step)
+        self.permanent = permanent
+        """True when what was to be written can never be: trying again is of no use."""
+
 
 class RequestError(MosaicError):
     """A client's request cannot be accepted."""

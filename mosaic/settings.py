@@ -40,6 +40,7 @@ class TrainConfig(BaseModel):
     epochs: int = Field(1, ge=1, description="Passes over the trajectories of one job.")
     minibatches: int = Field(1, ge=1, description="Optimizer steps per epoch; a trajectory is never split over two.")
     only: str | None = Field(None, description="Train only trajectories whose id is LIKE this SQL pattern.")
+    max_trajectories: int = Field(1024, ge=1, description="Most trajectories that one job takes, whole groups, newest.")
     max_staleness: int = Field(1, ge=0, description="Policy versions that a trajectory may be behind the live one.")
     max_tokens: int = Field(4096, ge=1, description="Longest sequence in tokens; longer ones lose whole calls.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
@@ -62,8 +63,19 @@ class Settings(BaseSettings):
         [], description="Keys that clients must send; empty leaves a loopback proxy open."
     )
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
+    record: bool = Field(True, description="False forwards calls and records nothing.")
+    writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")
     store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer may wait for the database, then spools.")
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to reach the engine.")
+    reward_window_s: float = Field(
+        7 * 24 * 3600.0,
+        ge=0,
+        description="Seconds after training (or failure) in which a reward re-opens a trajectory.",
+    )
+    close_after_s: float = Field(24 * 3600.0, gt=0, description="Seconds without a call after which one is closed.")
+    retention_days: float | None = Field(None, gt=0, description="Days after which trajectories go; unset keeps all.")
+    keep_trained: int | None = Field(0, description="Retention spares what versions from this one on were trained on.")
+    workers: int = Field(1, ge=1, le=64, description="Proxy processes that serve the port together.")
     drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 

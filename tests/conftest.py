@@ -1,9 +1,10 @@
 """Fixtures shared by all tests: a proxy on a free port before a scripted engine, stopped by the test itself."""
 
 import asyncio
+import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mosaic.store import Store
 from proxy.app import create_app
 from tests.engine import ScriptedEngine
 from tests.engine.scripted import Script
+from tests.postgres import Server, server
 
 
 @dataclass
@@ -70,6 +72,7 @@ def start_proxy(tmp_path: Path) -> ProxyFactory:
                 "upstream": upstream,
                 "database": f"sqlite:///{tmp_path}/mosaic.db",
                 "spool": tmp_path / "spool",
+                "writer_process": False,
                 **overrides,
             }
             settings = Settings(**values)  # type: ignore[arg-type]
@@ -81,3 +84,25 @@ def start_proxy(tmp_path: Path) -> ProxyFactory:
                     store.close()
 
     return start
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Server]:
+    """One PostgreSQL server for the whole run, started by the first test that needs it."""
+    with server() as running:
+        yield running
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a fresh, empty database; PostgreSQL is started only where a test asks for it."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/mosaic.db"
+        return
+    postgres: Server = request.getfixturevalue("postgres_server")
+    # A test that failed while the server was stopped must not take the others with it.
+    postgres.start()
+    name = f"test_{secrets.token_hex(8)}"
+    yield postgres.create(name)
+    postgres.start()
+    postgres.drop(name)

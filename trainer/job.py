@@ -15,7 +15,7 @@ import structlog
 
 from mosaic.credit import CreditSettings, GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
 from mosaic.errors import EngineError, NothingToTrain, SettingsError
-from mosaic.records import Group, IdArray, Trajectory
+from mosaic.records import Group, IdArray
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from trainer.engine_control import EngineControl
@@ -38,8 +38,8 @@ class Selection:
     """What a job trains, and what it leaves out."""
 
     sequences: list[Sequence]
-    trained: tuple[str, ...]
-    """Trajectories with at least one sequence."""
+    trained: Mapping[str, float | None]
+    """Trajectories with at least one sequence, each with its reward."""
     credits: list[GroupCredit]
     left_out: Mapping[str, int]
     """Reason -> trajectories, groups or calls that are not trained for it."""
@@ -99,11 +99,13 @@ def _train_and_publish(
     store: Store, settings: Settings, task: _Task, on_step: Callable[[StepReport], None] | None
 ) -> JobReport:
     config, job_id, model = settings.train, task.job_id, task.model
-    selection = select(store.untrained_groups(config.only), config, task.rule, task.current)
-    for reason, number in selection.left_out.items():
+    waiting = store.waiting(config.only, task.current - config.max_staleness, config.max_trajectories)
+    selection = select(store.groups(waiting), config, task.rule)
+    left_out = {**waiting.left_out, **selection.left_out}
+    for reason, number in left_out.items():
         store.count("left_out_of_training", reason, number)
     if not selection.sequences:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in selection.left_out.items()) or "nothing is scored"
+        reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "nothing is scored"
         raise NothingToTrain(
             f"there is nothing to learn from ({reasons}).",
             "Score attempts of one task with different outcomes; see `mosaic trajectories`.",
@@ -130,14 +132,15 @@ def _train_and_publish(
         on_loaded=lambda: store.version_live(version),
         on_rolled_back=lambda: _rolled_back(store, version, model),
     )
-    store.finish_training(job_id, version, selection.trained, asdict(published))
+    advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
+    store.finish_training(job_id, version, selection.trained, advantages, asdict(published))
     _prune(config.output, config.keep_checkpoints, {checkpoint, model})
     return JobReport(
         job_id=job_id,
         version=version,
         groups=sum(c.drop_reason is None for c in selection.credits),
         trajectories=len(selection.trained),
-        left_out=selection.left_out,
+        left_out=left_out,
         train=trained,
         published=published,
     )
@@ -160,17 +163,13 @@ def running_engine(settings: Settings, live: Path, version: int, probe_ids_L: Id
     return control
 
 
-def select(groups: list[Group], config: TrainConfig, rule: CreditSettings, current: int) -> Selection:
-    """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason.
-
-    `current` is the live policy version, from which staleness is counted.
-    """
+def select(groups: list[Group], config: TrainConfig, rule: CreditSettings) -> Selection:
+    """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason."""
     left_out: Counter[str] = Counter()
-    fresh = [_fresh(group, current - config.max_staleness, left_out) for group in groups]
-    credits = assign([group_input(g) for g in fresh], rule)
+    credits = assign([group_input(g) for g in groups], rule)
     sequences: list[Sequence] = []
-    trained: list[str] = []
-    for group, credit in zip(fresh, credits, strict=True):
+    trained: dict[str, float | None] = {}
+    for group, credit in zip(groups, credits, strict=True):
         left_out.update(f"trajectory_{reason}" for reason in credit.dropped.values())
         if credit.drop_reason is not None:
             left_out[f"group_{credit.drop_reason}"] += 1
@@ -181,8 +180,8 @@ def select(groups: list[Group], config: TrainConfig, rule: CreditSettings, curre
             left_out.update({f"call_{reason}": n for reason, n in built.reasons.items()})
             sequences += built.sequences
             if built.sequences:
-                trained.append(given.trajectory_id)
-    return Selection(sequences, tuple(trained), credits, dict(left_out))
+                trained[given.trajectory_id] = members[given.trajectory_id].reward
+    return Selection(sequences, trained, credits, dict(left_out))
 
 
 def _rule(config: TrainConfig) -> CreditSettings:
@@ -193,18 +192,6 @@ def _rule(config: TrainConfig) -> CreditSettings:
         raise SettingsError(
             f"train.credit: {error}.", "See mosaic.credit.CreditSettings for names and ranges."
         ) from error
-
-
-def _fresh(group: Group, oldest: int, left_out: Counter[str]) -> Group:
-    """The group without trajectories that an older policy than `oldest` sampled."""
-    kept = tuple(t for t in group.trajectories if _oldest_version(t) >= oldest)
-    if stale := len(group.trajectories) - len(kept):
-        left_out["trajectory_stale"] += stale
-    return Group(group.task_key, kept)
-
-
-def _oldest_version(trajectory: Trajectory) -> int:
-    return min((c.policy_version for s in trajectory.sessions for c in s.calls), default=0)
 
 
 def _credit(given: TrajectoryCredit) -> Credit:

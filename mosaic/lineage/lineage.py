@@ -63,17 +63,22 @@ class Lineage:
     def __init__(self) -> None:
         self._pools: dict[str, Pool] = {}
 
-    def knows(self, pool_key: str) -> bool:
-        """True when calls of this pool have been placed (or restored) since the start."""
-        return pool_key in self._pools
-
     def forget(self, pool_key: str) -> None:
         """Drop what is remembered of a pool, so that it is restored from the store when next needed."""
         self._pools.pop(pool_key, None)
 
+    def forget_oldest(self, limit: int) -> list[str]:
+        """Forget the pools that got no call for longest until `limit` are left; returns those forgotten."""
+        forgotten = list(self._pools)[: max(0, len(self._pools) - limit)]
+        for key in forgotten:
+            del self._pools[key]
+        return forgotten
+
     def place(self, call: CapturedCall) -> Placement:
         """Where `call` stands. Calls must come in the order in which they ended."""
-        pool = self._pools.setdefault(pool_key(call), Pool())
+        key = pool_key(call)
+        pool = self._pools.pop(key, None) or Pool()
+        self._pools[key] = pool  # now the most recent one
         request = _request(call)
         placement = (
             _retry(pool, request)
@@ -87,6 +92,25 @@ class Lineage:
         )
         _remember(pool, request, placement)
         return placement
+
+    def restore(self, call: CapturedCall, placement: Placement) -> None:
+        """Take in a call that was placed before (by an earlier process, or by another), as it was placed.
+
+        `placement.opened` carries the link in force when the call opened its session. Calls come in the order in which
+        they were placed; where older ones are missing, what depended on them is not known.
+        """
+        key = pool_key(call)
+        pool = self._pools.pop(key, None) or Pool()
+        self._pools[key] = pool
+        request = _request(call)
+        if placement.session_id not in pool.sessions:
+            _restore_session(pool, request, placement)
+        session = pool.sessions[placement.session_id]
+        if placement.opened is None:
+            for item in request.items:
+                if item.role == "result":
+                    pool.open_calls.pop((session.session_id, item.tool_call_id or ""), None)
+        _remember(pool, request, placement)
 
 
 def pool_key(call: CapturedCall) -> str:
@@ -271,18 +295,38 @@ def _open(pool: Pool, request: _Request, kind: SessionKind, parent: End | None, 
         evidence=why.evidence,
         rivals=why.rivals,
     )
-    pool.sessions[link.session_id] = SessionState(
+    pool.sessions[link.session_id] = _state(request, trajectory_id, link, position)
+    return Placement(call.call_id, trajectory_id, link.session_id, None, None, position, link)
+
+
+def _restore_session(pool: Pool, request: _Request, placement: Placement) -> None:
+    """The session that a restored call opened, or of which it is the oldest call that is known."""
+    call, link = request.call, placement.opened
+    if link is None:
+        link = Link(placement.session_id, SessionKind.ROOT, None, None, Rung.NONE, 0.0, {"restored": True})
+    state = _state(request, placement.trajectory_id, link, placement.position)
+    claimed = link.evidence.get("tool_call")
+    if isinstance(claimed, str):
+        state.claimed = claimed
+        if (opener := pool.open_calls.get((link.parent_session_id or "", claimed))) is not None:
+            opener.claimed_by = call.call_id
+    pool.sessions[link.session_id] = state
+    known = pool.trajectory_sessions.get(placement.trajectory_id, 0)
+    pool.trajectory_sessions[placement.trajectory_id] = max(known, placement.position + 1)
+
+
+def _state(request: _Request, trajectory_id: str, link: Link, position: int) -> SessionState:
+    return SessionState(
         session_id=link.session_id,
         trajectory_id=trajectory_id,
-        kind=kind,
+        kind=link.kind,
         link=link,
         position=position,
-        tools=call.tool_names,
+        tools=request.call.tool_names,
         system=request.system,
-        head_call_id=call.call_id,
+        head_call_id=request.call.call_id,
         first_user=request.first_user,
     )
-    return Placement(call.call_id, trajectory_id, link.session_id, None, None, position, link)
 
 
 def _inside(

@@ -1,26 +1,25 @@
 """Token arrays and message digests as the database holds them.
 
-An array is one byte of codec followed by its little-endian bytes: `r` raw, `z` zlib. Ids are int32, logprobs float32.
-Digests are the first 16 bytes of SHA-256, in hex: a message's digest covers its parent's, so it names a whole prefix.
+An array is one byte of codec followed by its little-endian bytes: `r` raw, `z` zlib. Ids are int32, logprobs float32
+(which hardly compress, and are left as they are). Digests are the first 16 bytes of SHA-256, in hex: a message's digest
+covers its parent's, so it names a whole prefix.
 """
 
 import hashlib
 import zlib
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import orjson
 
 from mosaic.records import IdArray, LogprobArray
 
-_MIN_COMPRESSED = 64
+_MIN_COMPRESSED = 1024
 
 
 def pack(array: IdArray | LogprobArray) -> bytes:
     """The array as bytes, compressed where that makes it smaller."""
     raw = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-    if len(raw) >= _MIN_COMPRESSED:
+    if array.dtype.kind == "i" and len(raw) >= _MIN_COMPRESSED:
         packed = zlib.compress(raw, 1)
         if len(packed) < len(raw):
             return b"z" + packed
@@ -46,10 +45,10 @@ def _bytes(blob: bytes) -> bytes:
     raise ValueError(f"unknown array codec {tag!r}")
 
 
-def digest(value: Mapping[str, Any], parent: str | None = None) -> str:
-    """Content address of `value` after `parent`: 32 hex characters."""
+def digest(body: bytes, parent: str | None = None) -> str:
+    """Content address of `body` after `parent`: 32 hex characters."""
     state = hashlib.sha256((parent or "").encode())
-    state.update(dump(value))
+    state.update(body)
     return state.hexdigest()[:32]
 
 

@@ -1,9 +1,22 @@
 """The tables of DESIGN.md §6. Their names and columns are part of the public interface: users query them.
 
-Times are Unix seconds (UTC). JSON columns hold text, so that both databases return exactly what was written.
+Times are Unix seconds (UTC). JSON columns hold text, so that both databases return exactly what was written. Whatever
+comes from outside is `Text`: a length limit would turn an odd client into a lost call. A change here needs a migration
+(`migrations/`), and the views (`views.py`) show these tables with plain columns.
 """
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Text
+from sqlalchemy import (
+    BigInteger,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NAMING = {
@@ -29,7 +42,7 @@ class TaskRow(Base):
     """What was attempted."""
 
     __tablename__ = "tasks"
-    task_key: Mapped[str] = mapped_column(String(200), primary_key=True)
+    task_key: Mapped[str] = mapped_column(Text, primary_key=True)
     text: Mapped[str] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float(53))
 
@@ -40,13 +53,20 @@ class TrajectoryRow(Base):
     __tablename__ = "trajectories"
     trajectory_id: Mapped[str] = mapped_column(String(200), primary_key=True)
     task_key: Mapped[str | None] = mapped_column(ForeignKey("tasks.task_key"), index=True)
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    state: Mapped[str] = mapped_column(String(16))
+    state_at: Mapped[float] = mapped_column(Float(53))
+    """When the state last changed: the window for late rewards counts from here."""
     attribution: Mapped[str] = mapped_column(String(16))
     reward: Mapped[float | None] = mapped_column(Float(53))
     created_at: Mapped[float] = mapped_column(Float(53), index=True)
     updated_at: Mapped[float] = mapped_column(Float(53))
+    """When its newest call ended."""
+    policy_version: Mapped[int] = mapped_column(Integer)
+    """The oldest version that sampled in it: tells whether it is too stale to train."""
     trained_version: Mapped[int | None] = mapped_column(Integer)
     trained_job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.job_id"))
+
+    __table_args__ = (Index("ix_trajectories_state_policy_version", "state", "policy_version"),)
 
 
 class SessionRow(Base):
@@ -54,12 +74,14 @@ class SessionRow(Base):
 
     __tablename__ = "sessions"
     session_id: Mapped[str] = mapped_column(Id, primary_key=True)
-    trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"), index=True)
+    trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"))
     kind: Mapped[str] = mapped_column(String(16))
-    parent_session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.session_id"))
+    parent_session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.session_id"), index=True)
     opened_by_call_id: Mapped[str | None] = mapped_column(Id)
     position: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float(53))
+
+    __table_args__ = (UniqueConstraint("trajectory_id", "position"),)
 
 
 class MessageRow(Base):
@@ -67,14 +89,14 @@ class MessageRow(Base):
 
     __tablename__ = "messages"
     message_id: Mapped[str] = mapped_column(Digest, primary_key=True)
-    parent_id: Mapped[str | None] = mapped_column(Digest)
+    parent_id: Mapped[str | None] = mapped_column(Digest, index=True)
     depth: Mapped[int] = mapped_column(Integer)
-    role: Mapped[str] = mapped_column(String(32))
+    role: Mapped[str] = mapped_column(Text)
     body: Mapped[str] = mapped_column(Text)
 
 
 class ParamsRow(Base):
-    """A request's body without its messages (tools, sampling parameters), stored once however often it repeats."""
+    """The large parts of requests besides messages (tools, response format), stored once however often they repeat."""
 
     __tablename__ = "params"
     params_id: Mapped[str] = mapped_column(Digest, primary_key=True)
@@ -90,7 +112,7 @@ class CallRow(Base):
     trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"))
     session_id: Mapped[str] = mapped_column(ForeignKey("sessions.session_id"), index=True)
     parent_call_id: Mapped[str | None] = mapped_column(Id)
-    auxiliary: Mapped[str | None] = mapped_column(String(32))
+    auxiliary: Mapped[str | None] = mapped_column(Text)
     wire: Mapped[str] = mapped_column(String(16))
     attribution: Mapped[str] = mapped_column(String(16))
     client: Mapped[str] = mapped_column(Text)
@@ -100,10 +122,13 @@ class CallRow(Base):
     status: Mapped[str] = mapped_column(String(16))
     http_status: Mapped[int] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(Text)
-    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"))
-    params_id: Mapped[str] = mapped_column(ForeignKey("params.params_id"))
+    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"), index=True)
+    """Head of the request's message chain."""
+    params: Mapped[str] = mapped_column(Text)
+    """The request's small parameters, as a JSON object; those that are large lie in `params`."""
+    params_id: Mapped[str | None] = mapped_column(ForeignKey("params.params_id"), index=True)
     exact: Mapped[bool]
-    inexact_reason: Mapped[str | None] = mapped_column(String(64))
+    inexact_reason: Mapped[str | None] = mapped_column(Text)
     prompt_tokens: Mapped[int] = mapped_column(Integer)
     sampled_tokens: Mapped[int] = mapped_column(Integer)
     policy_version: Mapped[int] = mapped_column(Integer)
@@ -112,7 +137,12 @@ class CallRow(Base):
     first_byte_at: Mapped[float | None] = mapped_column(Float(53))
     ended_at: Mapped[float] = mapped_column(Float(53))
 
-    __table_args__ = (Index("ix_calls_trajectory_id_seq", "trajectory_id", "seq"),)
+    __table_args__ = (
+        Index("ix_calls_trajectory_id_seq", "trajectory_id", "seq"),
+        Index("ix_calls_client_seq", "client", "seq"),
+        # A row number is never given twice, also after pruning: processes remember how far they have read.
+        {"sqlite_autoincrement": True},
+    )
 
 
 class TokensRow(Base):
@@ -133,8 +163,9 @@ class TokensRow(Base):
     logprobs: Mapped[bytes] = mapped_column(LargeBinary)
     versions: Mapped[str | None] = mapped_column(Text)
     """JSON [[version, first token, end), ...] when a swap fell inside the call; else NULL."""
-    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"))
-    finish_reason: Mapped[str | None] = mapped_column(String(32))
+    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"), index=True)
+    """The reply, in the chain after the request's head."""
+    finish_reason: Mapped[str | None] = mapped_column(Text)
 
 
 class LinkRow(Base):
@@ -153,14 +184,18 @@ class LinkRow(Base):
 
 
 class RewardRow(Base):
-    """One statement about how a trajectory (or one of its sessions) went. Append-only; the last one is in force."""
+    """One statement about how a trajectory (or one of its sessions) went. Append-only; the last one in force counts."""
 
     __tablename__ = "rewards"
     reward_id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
     trajectory_id: Mapped[str] = mapped_column(ForeignKey("trajectories.trajectory_id"), index=True)
-    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.session_id"))
+    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.session_id"), index=True)
+    """The session that was judged; NULL for the trajectory as a whole."""
     value: Mapped[float | None] = mapped_column(Float(53))
-    source: Mapped[str] = mapped_column(String(64))
+    """NULL when it cannot be scored."""
+    in_force: Mapped[bool]
+    """False when it came after the window: kept, not used."""
+    source: Mapped[str] = mapped_column(Text)
     note: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float(53))
 
@@ -198,7 +233,16 @@ class JobMetricRow(Base):
     __tablename__ = "job_metrics"
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
     step: Mapped[int] = mapped_column(Integer, primary_key=True)
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    value: Mapped[float] = mapped_column(Float(53))
+
+
+class AdvantageRow(Base):
+    """The advantage with which a job trained a session."""
+
+    __tablename__ = "advantages"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.session_id"), primary_key=True, index=True)
     value: Mapped[float] = mapped_column(Float(53))
 
 
@@ -206,6 +250,15 @@ class CounterRow(Base):
     """How often something was dropped, forked, skipped or done another way. Silence is the enemy."""
 
     __tablename__ = "counters"
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    reason: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    reason: Mapped[str] = mapped_column(Text, primary_key=True)
     value: Mapped[int] = mapped_column(RowId)
+
+
+class LeaseRow(Base):
+    """Who may do work that only one process at a time may do, and until when."""
+
+    __tablename__ = "leases"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner: Mapped[str] = mapped_column(Text)
+    expires_at: Mapped[float] = mapped_column(Float(53))

@@ -5,12 +5,17 @@ from typing import Any
 
 import numpy as np
 import orjson
-from sqlalchemy import ColumnElement, Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from mosaic.capture import CallStatus, CapturedCall, Choice
+from mosaic.lineage.model import Link, Placement, Rung
 from mosaic.records import Call, IdArray, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 from mosaic.store.codec import unpack_ids, unpack_logprobs
-from mosaic.store.models import CallRow, MessageRow, ParamsRow, SessionRow, TokensRow, TrajectoryRow
+from mosaic.store.models import CallRow, LinkRow, MessageRow, ParamsRow, SessionRow, TokensRow, TrajectoryRow
+
+TOGETHER = 50
+"""Trajectories that are read with the same statements."""
 
 
 def tokens_after(connection: Connection, call_id: str) -> dict[int, IdArray]:
@@ -28,16 +33,16 @@ class _Tokens:
 
     def preload(self, call_ids: Sequence[str]) -> None:
         """Read the token rows of many calls at once."""
-        self._rows.update({call_id: [] for call_id in call_ids})
-        for at in range(0, len(call_ids), 500):
-            query = _tokens_query().where(TokensRow.call_id.in_(call_ids[at : at + 500]))
-            for row in self._connection.execute(query).mappings():
+        for some in batched(call_ids):
+            self._rows.update({call_id: [] for call_id in some})
+            query = select(TokensRow.__table__).where(TokensRow.call_id.in_(some))
+            for row in self._connection.execute(query.order_by(TokensRow.call_id, TokensRow.choice)).mappings():
                 self._rows[row["call_id"]].append(row)
 
     def rows(self, call_id: str) -> list[RowMapping]:
+        """The choices of a call. Reads, with it, every call that its prompt builds on."""
         if call_id not in self._rows:
-            query = _tokens_query().where(TokensRow.call_id == call_id)
-            self._rows[call_id] = list(self._connection.execute(query).mappings())
+            self.preload(_ancestors(self._connection, TokensRow.call_id, TokensRow.base_call_id, [call_id]))
         return self._rows[call_id]
 
     def prompt(self, call_id: str) -> IdArray:
@@ -54,18 +59,17 @@ class _Tokens:
         for row in reversed(pending):
             new = unpack_ids(row["prompt_new"])
             if row["base_call_id"] is not None:
-                base = self.after(row["base_call_id"])[row["base_choice"]]
+                base = self._after_choice(row["base_call_id"], row["base_choice"])
                 new = np.concatenate([base[: row["prompt_kept"]], new])
             self._prompts[row["call_id"]] = new
         return self._prompts[call_id]
 
+    def _after_choice(self, call_id: str, choice: int) -> IdArray:
+        row = next(r for r in self.rows(call_id) if r["choice"] == choice)
+        return np.concatenate([self.prompt(call_id), unpack_ids(row["sampled"])])
+
     def after(self, call_id: str) -> dict[int, IdArray]:
-        rows = self.rows(call_id)
-        return {r["choice"]: np.concatenate([self.prompt(call_id), unpack_ids(r["sampled"])]) for r in rows}
-
-
-def _tokens_query() -> Any:
-    return select(TokensRow.__table__).order_by(TokensRow.call_id, TokensRow.choice)
+        return {r["choice"]: self._after_choice(call_id, r["choice"]) for r in self.rows(call_id)}
 
 
 class _Messages:
@@ -75,11 +79,18 @@ class _Messages:
         self._connection = connection
         self._known: dict[str, tuple[str | None, Message]] = {}
 
+    def preload(self, heads: Sequence[str]) -> None:
+        """Read these messages and all that stand before them."""
+        wanted = [head for head in heads if head not in self._known]
+        chains = _ancestors(self._connection, MessageRow.message_id, MessageRow.parent_id, wanted)
+        query = select(MessageRow.message_id, MessageRow.parent_id, MessageRow.body)
+        for some in batched(chains):
+            for message_id, parent_id, body in self._connection.execute(query.where(MessageRow.message_id.in_(some))):
+                self._known[message_id] = (parent_id, load(body))
+
     def body(self, message_id: str) -> tuple[str | None, Message]:
         if message_id not in self._known:
-            query = select(MessageRow.parent_id, MessageRow.body).where(MessageRow.message_id == message_id)
-            parent_id, body = self._connection.execute(query).one()
-            self._known[message_id] = (parent_id, load(body))
+            self.preload([message_id])
         return self._known[message_id]
 
     def chain(self, head: str | None) -> tuple[Message, ...]:
@@ -88,6 +99,32 @@ class _Messages:
             head, message = self.body(head)
             found.append(message)
         return tuple(reversed(found))
+
+
+def batched(ids: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+    """The ids in portions that fit into one statement."""
+    for at in range(0, len(ids), size):
+        yield ids[at : at + size]
+
+
+def _ancestors(
+    connection: Connection,
+    key: InstrumentedAttribute[str],
+    parent: InstrumentedAttribute[str | None],
+    ids: Sequence[str],
+) -> list[str]:
+    """These ids and, step by step, those that their rows name as parents; each once.
+
+    The parent is looked up row by row: PostgreSQL would join the whole table with a chain whose length it cannot guess.
+    """
+    found: dict[str, None] = {}
+    for some in batched(ids):
+        chain = select(cast(key, Text).label("id")).where(key.in_(some)).cte("ancestors", recursive=True)
+        looked_up = select(cast(func.max(parent), Text)).where(key == chain.c.id).correlate(chain).scalar_subquery()
+        chain = chain.union(select(looked_up).where(chain.c.id.is_not(None)))
+        rows = connection.scalars(select(chain.c.id).where(chain.c.id.is_not(None)))
+        found.update(dict.fromkeys(rows))
+    return list(found)
 
 
 def load(body: str) -> Any:
@@ -102,44 +139,56 @@ def load(body: str) -> Any:
 
 def read_trajectory(connection: Connection, trajectory_id: str) -> Trajectory | None:
     """One trajectory with its sessions and calls, or None when there is none of that id."""
-    row = (
-        connection.execute(select(TrajectoryRow.__table__).where(TrajectoryRow.trajectory_id == trajectory_id))
-        .mappings()
-        .first()
-    )
-    if row is None:
-        return None
-    calls = _calls_by_session(connection, trajectory_id)
-    sessions = connection.execute(
-        select(SessionRow.__table__).where(SessionRow.trajectory_id == trajectory_id).order_by(SessionRow.position)
-    ).mappings()
-    return Trajectory(
-        trajectory_id=trajectory_id,
-        task_key=row["task_key"] or "",
-        reward=row["reward"],
-        state=TrajectoryState(row["state"]),
-        sessions=tuple(
-            Session(
-                session_id=s["session_id"],
-                kind=SessionKind(s["kind"]),
-                parent_session_id=s["parent_session_id"],
-                opened_by_call_id=s["opened_by_call_id"],
-                calls=tuple(calls.get(s["session_id"], ())),
-            )
-            for s in sessions
-        ),
-    )
+    return read_trajectories(connection, [trajectory_id]).get(trajectory_id)
 
 
-def _calls_by_session(connection: Connection, trajectory_id: str) -> dict[str, list[Call]]:
-    query = select(CallRow.__table__).where(CallRow.trajectory_id == trajectory_id)
+def read_trajectories(connection: Connection, ids: Sequence[str]) -> dict[str, Trajectory]:
+    """The trajectories that are there, by id, many at a time: the statements would take longer than what they read."""
+    return {found.trajectory_id: found for some in batched(ids, TOGETHER) for found in _together(connection, some)}
+
+
+def _together(connection: Connection, ids: Sequence[str]) -> Iterator[Trajectory]:
+    rows = connection.execute(select(TrajectoryRow.__table__).where(TrajectoryRow.trajectory_id.in_(ids))).mappings()
+    calls = _calls_by_session(connection, ids)
+    sessions: dict[str, list[Session]] = {}
+    of_ids = select(SessionRow.__table__).where(SessionRow.trajectory_id.in_(ids))
+    for s in connection.execute(of_ids.order_by(SessionRow.position)).mappings():
+        session = Session(
+            session_id=s["session_id"],
+            kind=SessionKind(s["kind"]),
+            parent_session_id=s["parent_session_id"],
+            opened_by_call_id=s["opened_by_call_id"],
+            calls=tuple(calls.get(s["session_id"], ())),
+        )
+        sessions.setdefault(s["trajectory_id"], []).append(session)
+    for row in rows:
+        yield Trajectory(
+            trajectory_id=row["trajectory_id"],
+            task_key=row["task_key"] or "",
+            reward=row["reward"],
+            state=TrajectoryState(row["state"]),
+            sessions=tuple(sessions.get(row["trajectory_id"], ())),
+        )
+
+
+def _calls_by_session(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, list[Call]]:
+    query = select(CallRow.__table__).where(CallRow.trajectory_id.in_(trajectory_ids))
     rows = list(connection.execute(query.order_by(CallRow.started_at, CallRow.seq)).mappings())
-    tokens, messages = _Tokens(connection), _Messages(connection)
-    tokens.preload([r["call_id"] for r in rows])
+    tokens, messages = _preloaded(connection, rows)
     calls: dict[str, list[Call]] = {}
     for row in rows:
         calls.setdefault(row["session_id"], []).append(_call(row, tokens, messages))
     return calls
+
+
+def _preloaded(connection: Connection, calls: Sequence[RowMapping]) -> tuple[_Tokens, _Messages]:
+    """Tokens and messages of the calls, read in few statements."""
+    tokens, messages = _Tokens(connection), _Messages(connection)
+    tokens.preload([row["call_id"] for row in calls])
+    heads = {row["message_id"]: None for row in calls if row["message_id"] is not None}
+    replies = (t["message_id"] for row in calls for t in tokens.rows(row["call_id"]))
+    messages.preload(list({**heads, **dict.fromkeys(r for r in replies if r is not None)}))
+    return tokens, messages
 
 
 def _call(row: RowMapping, tokens: _Tokens, messages: _Messages) -> Call:
@@ -166,40 +215,101 @@ def _call(row: RowMapping, tokens: _Tokens, messages: _Messages) -> Call:
     )
 
 
-def read_captured(connection: Connection, *where: ColumnElement[bool]) -> Iterator[CapturedCall]:
-    """The calls that fit, as they were captured and in the order in which lineage placed them."""
-    tokens, messages = _Tokens(connection), _Messages(connection)
-    query = select(CallRow.__table__).where(*where).order_by(CallRow.seq)
-    for row in list(connection.execute(query).mappings()):
-        params = connection.scalar(select(ParamsRow.body).where(ParamsRow.params_id == row["params_id"]))
-        yield CapturedCall(
-            call_id=row["call_id"],
-            wire=row["wire"],
-            status=CallStatus(row["status"]),
-            http_status=row["http_status"],
-            messages=messages.chain(row["message_id"]),
-            params=load(params or "{}"),
-            choices=tuple(
-                Choice(
-                    index=t["choice"],
-                    message=messages.body(t["message_id"])[1],
-                    finish_reason=t["finish_reason"],
-                    ids_T=unpack_ids(t["sampled"]),
-                    logprobs_T=unpack_logprobs(t["logprobs"]),
-                )
-                for t in tokens.rows(row["call_id"])
+def read_placed(
+    connection: Connection, *where: ColumnElement[bool], newest: int | None = None
+) -> Iterator[tuple[CapturedCall, Placement]]:
+    """The calls that fit, as they were captured and placed, in the order in which they were placed.
+
+    With `newest`, only that many of the latest.
+    """
+    query = select(CallRow.__table__).where(*where).order_by(CallRow.seq.desc()).limit(newest)
+    rows = list(reversed(connection.execute(query).mappings().all()))
+    tokens, messages = _preloaded(connection, rows)
+    large = _large_params(connection, rows)
+    opened, summaries = _links(connection, rows)
+    for row in rows:
+        call = _captured(row, {**large[row["params_id"]], **load(row["params"])}, tokens, messages)
+        link, position = opened.get(f"s-{row['call_id']}", (None, None))
+        auxiliary = row["auxiliary"]
+        if row["call_id"] in summaries and not call.tool_names:
+            auxiliary = "summary"  # it served the task after all, but its session did not go on with it
+        yield (
+            call,
+            Placement(
+                call_id=row["call_id"],
+                trajectory_id=row["trajectory_id"],
+                session_id=row["session_id"],
+                parent_call_id=row["parent_call_id"],
+                auxiliary=auxiliary,
+                position=position or 0,
+                opened=link,
+                confirmed_summary=link.parent_call_id if link and link.kind is SessionKind.COMPACTION else None,
             ),
-            prompt_ids_P=tokens.prompt(row["call_id"]),
-            usage=None,
-            inexact_reason=row["inexact_reason"],
-            started_at=row["started_at"],
-            first_byte_at=row["first_byte_at"],
-            ended_at=row["ended_at"],
-            trajectory_id=row["trajectory_id"] if row["attribution"] != "lineage" else None,
-            attribution=row["attribution"],
-            client=row["client"],
-            retry_count=row["retry_count"],
-            error=row["error"],
-            streamed=row["streamed"],
-            headers=load(row["headers"]),
         )
+
+
+def _large_params(connection: Connection, calls: Sequence[RowMapping]) -> dict[str | None, dict[str, Any]]:
+    found: dict[str | None, dict[str, Any]] = {None: {}}
+    for some in batched(list({row["params_id"] for row in calls if row["params_id"] is not None})):
+        query = select(ParamsRow.params_id, ParamsRow.body).where(ParamsRow.params_id.in_(some))
+        found.update({params_id: load(body) for params_id, body in connection.execute(query)})
+    return found
+
+
+def _links(connection: Connection, calls: Sequence[RowMapping]) -> tuple[dict[str, tuple[Link, int]], set[str | None]]:
+    """Session -> (its link, its position), for the sessions of the calls; and the calls that wrote summaries."""
+    opened: dict[str, tuple[Link, int]] = {}
+    for some in batched(list({row["session_id"] for row in calls})):
+        query = select(LinkRow.__table__, SessionRow.position).join(
+            SessionRow, SessionRow.session_id == LinkRow.session_id
+        )
+        for row in connection.execute(query.where(LinkRow.session_id.in_(some))).mappings():
+            opened[row["session_id"]] = _link(row), row["position"]
+    return opened, {link.parent_call_id for link, _ in opened.values() if link.kind is SessionKind.COMPACTION}
+
+
+def _link(row: RowMapping) -> Link:
+    return Link(
+        session_id=row["session_id"],
+        kind=SessionKind(row["kind"]),
+        parent_session_id=row["parent_session_id"],
+        parent_call_id=row["parent_call_id"],
+        rung=Rung(row["rung"]),
+        score=row["score"],
+        evidence=load(row["evidence"]),
+        rivals=tuple(load(row["rivals"])),
+    )
+
+
+def _captured(row: RowMapping, params: dict[str, Any], tokens: _Tokens, messages: _Messages) -> CapturedCall:
+    return CapturedCall(
+        call_id=row["call_id"],
+        wire=row["wire"],
+        status=CallStatus(row["status"]),
+        http_status=row["http_status"],
+        messages=messages.chain(row["message_id"]),
+        params=params,
+        choices=tuple(
+            Choice(
+                index=t["choice"],
+                message=messages.body(t["message_id"])[1],
+                finish_reason=t["finish_reason"],
+                ids_T=unpack_ids(t["sampled"]),
+                logprobs_T=unpack_logprobs(t["logprobs"]),
+            )
+            for t in tokens.rows(row["call_id"])
+        ),
+        prompt_ids_P=tokens.prompt(row["call_id"]),
+        usage=None,
+        inexact_reason=row["inexact_reason"],
+        started_at=row["started_at"],
+        first_byte_at=row["first_byte_at"],
+        ended_at=row["ended_at"],
+        trajectory_id=row["trajectory_id"] if row["attribution"] != "lineage" else None,
+        attribution=row["attribution"],
+        client=row["client"],
+        retry_count=row["retry_count"],
+        error=row["error"],
+        streamed=row["streamed"],
+        headers=load(row["headers"]),
+    )

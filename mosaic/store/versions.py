@@ -27,6 +27,11 @@ class Timeline:
         index = bisect_right(self.live_at, when)
         return self.versions[index - 1] if index else 0
 
+    @property
+    def newest(self) -> int:
+        """The version that went live last."""
+        return self.versions[-1] if self.versions else 0
+
     def spans(
         self, arrivals: Sequence[tuple[int, float]], tokens: int, call: CapturedCall
     ) -> list[tuple[int, int, int]]:

@@ -1,20 +1,26 @@
-"""Writes placed calls: each message and each token once, whatever repeats them.
+"""Writes batches of placed calls: each message and each token once, whatever repeats them.
 
-All functions work inside the caller's transaction.
+A batch is a fixed number of statements, however many calls it holds. What was written lately is remembered, so that a
+call's cost does not grow with its history: messages that are there are not sent again, and the parent's ids are at
+hand.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import numpy as np
 import orjson
-from sqlalchemy import Connection, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Text, bindparam, case, func, literal_column, null, update
+from sqlalchemy.sql import ClauseElement
 
 from mosaic.capture import CapturedCall, Choice
 from mosaic.lineage.canonical import collapse, text_of
 from mosaic.lineage.model import Link, Placement
-from mosaic.records import Message, TrajectoryState
+from mosaic.records import IdArray, Message, TrajectoryState
 from mosaic.store.codec import common_prefix, digest, dump, pack
 from mosaic.store.models import (
     Base,
@@ -29,119 +35,268 @@ from mosaic.store.models import (
     TrajectoryRow,
 )
 from mosaic.store.reading import tokens_after
+from mosaic.store.recent import Recent
+from mosaic.store.statements import Statement
 from mosaic.store.versions import Timeline
+
+LARGE = 400
+"""Bytes of JSON from which a request parameter is stored apart from its call."""
+MAX_INDEXED = 300
+"""Longest indexed text from outside, in characters; PostgreSQL's indexes take no more than 2,700 bytes."""
+MAX_TASK_KEY = 200
+"""Longest task key in characters; a longer one is replaced by its digest."""
+RECENT_MESSAGES = 100_000
+"""Messages whose presence is remembered."""
+RECENT_TOKEN_BYTES = 64 * 2**20
+"""Bytes of token ids of recent calls that are kept in memory."""
 
 
 def insert_new(connection: Connection, table: type[Base], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Insert the rows whose key is not there yet."""
-    values = list(rows)
-    if not values:
-        return
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    connection.execute(dialect.insert(table).on_conflict_do_nothing(), values)
+    """Insert the rows whose key is not there yet. All have the same columns; those that they lack are NULL."""
+    if values := list(rows):
+        _insert_new(table, tuple(values[0])).many(connection, values)
 
 
 def count(connection: Connection, name: str, reason: str, by: int = 1) -> None:
     """Add to a counter."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    insert = dialect.insert(CounterRow).values(name=name, reason=reason, value=by)
-    connection.execute(
-        insert.on_conflict_do_update(index_elements=["name", "reason"], set_={"value": CounterRow.value + by})
-    )
+    add_counts(connection, Counter({(name, reason): by}))
 
 
-def write_call(connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
-    """Write one placed call that is not there yet."""
-    _write_place(connection, call, placement)
-    head, depth = write_chain(connection, call.messages)
-    body = dump(call.params)
-    params_id = hashlib.sha256(body).hexdigest()[:32]
-    insert_new(connection, ParamsRow, [{"params_id": params_id, "body": body.decode("utf-8", "surrogatepass")}])
-    spans = [timeline.spans(choice.arrivals, len(choice.ids_T), call) for choice in call.choices]
-    versions = [version for spans_of in spans for version, _, _ in spans_of] or [timeline.at(call.ended_at)]
-    connection.execute(
-        CallRow.__table__.insert(),  # type: ignore[attr-defined]
-        {
-            "call_id": call.call_id,
-            "trajectory_id": placement.trajectory_id,
-            "session_id": placement.session_id,
-            "parent_call_id": placement.parent_call_id,
-            "auxiliary": placement.auxiliary,
-            "wire": call.wire,
-            "attribution": call.attribution,
-            "client": plain(call.client),
-            "headers": dump(call.headers).decode(),
-            "retry_count": call.retry_count,
-            "streamed": call.streamed,
-            "status": call.status.value,
-            "http_status": call.http_status,
-            "error": None if call.error is None else plain(call.error),
-            "message_id": head,
-            "params_id": params_id,
-            "exact": call.exact,
-            "inexact_reason": call.inexact_reason,
-            "prompt_tokens": len(call.prompt_ids_P),
-            "sampled_tokens": sum(len(c.ids_T) for c in call.choices),
-            "policy_version": versions[0],
-            "policy_version_end": versions[-1],
-            "started_at": call.started_at,
-            "first_byte_at": call.first_byte_at,
-            "ended_at": call.ended_at,
-        },
-    )
-    _write_tokens(connection, call, placement, spans, (head, depth))
-    _count_call(connection, call, placement)
-
-
-def _write_place(connection: Connection, call: CapturedCall, placement: Placement) -> None:
-    """The trajectory, session and links that the call's placement needs or changes."""
-    insert_new(
+def add_counts(connection: Connection, counts: Mapping[tuple[str, str], int]) -> None:
+    """Add to counters: (name, reason) -> how much."""
+    _ADD.many(
         connection,
-        TrajectoryRow,
-        [
-            {
-                "trajectory_id": placement.trajectory_id,
-                "task_key": None,
-                "state": TrajectoryState.OPEN.value,
-                "attribution": call.attribution,
-                "created_at": call.started_at,
-                "updated_at": call.ended_at,
-            }
-        ],
+        ({"name": indexed(name), "reason": indexed(reason), "value": by} for (name, reason), by in counts.items()),
     )
-    if placement.opened is not None:
-        _write_session(connection, call, placement, placement.opened)
-    for link in placement.relinked:
+
+
+def plain(text: str) -> str:
+    """Text that any database takes: lone surrogates and NUL, which some refuse, as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def indexed(text: str) -> str:
+    """Plain text that is short enough for any database's index."""
+    return plain(text[:MAX_INDEXED])[:MAX_INDEXED]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The rows of one transaction, by table."""
+
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trajectories: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    links: list[dict[str, Any]] = field(default_factory=list)
+    relinked: dict[str, Link] = field(default_factory=dict)
+    confirmed: list[str] = field(default_factory=list)
+    messages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    params: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    heads: set[str] = field(default_factory=set)
+    """Newest messages of the batch's chains, new or not."""
+    after: dict[str, dict[int, IdArray]] = field(default_factory=dict)
+    """Call -> prompt + sampled ids by choice."""
+
+
+class Writer:
+    """Turns placed calls into rows. Works inside the caller's transaction, one at a time."""
+
+    def __init__(self) -> None:
+        self._messages: Recent[str, bool] = Recent(RECENT_MESSAGES, lambda _: 1)
+        self._params: Recent[str, bool] = Recent(RECENT_MESSAGES, lambda _: 1)
+        self._after: Recent[str, dict[int, IdArray]] = Recent(
+            RECENT_TOKEN_BYTES, lambda choices: sum(ids.nbytes for ids in choices.values())
+        )
+        self._batch = _Batch()
+
+    def forget(self) -> None:
+        """Something else has removed rows: what was remembered of them may be wrong."""
+        self._messages.clear()
+        self._params.clear()
+        self._after.clear()
+
+    def write(
+        self,
+        connection: Connection,
+        placed: Sequence[tuple[CapturedCall, Placement]],
+        timeline: Timeline,
+        sessions_of: Mapping[str, int],
+    ) -> None:
+        """Write calls that are not there yet, in order. `sessions_of` counts the sessions that trajectories have.
+
+        The caller commits and then calls `committed`.
+        """
+        self._batch = _Batch()
+        positions = dict(sessions_of)
+        for call, placement in placed:
+            self._place(call, placement, positions, timeline)
+            self._call(connection, call, placement, timeline)
+            row = self._batch.trajectories[placement.trajectory_id]
+            row["policy_version"] = min(row["policy_version"], self._batch.calls[-1]["policy_version"])
+        _flush(connection, self._batch)
+
+    def committed(self) -> None:
+        """The batch is in the database: from now on its messages and tokens need not be sent or read again."""
+        self._messages.update(dict.fromkeys([*self._batch.messages, *self._batch.heads], True))
+        self._params.update(dict.fromkeys(self._batch.params, True))
+        self._after.update(self._batch.after)
+        self._batch = _Batch()
+
+    def _place(self, call: CapturedCall, placement: Placement, positions: dict[str, int], timeline: Timeline) -> None:
+        """The trajectory, session and links that the call's placement needs or changes."""
+        batch, trajectory_id = self._batch, placement.trajectory_id
+        row = batch.trajectories.setdefault(trajectory_id, _trajectory_row(call, trajectory_id, timeline.newest))
+        row["updated_at"] = max(row["updated_at"], call.ended_at)
+        if placement.opened is not None:
+            position = positions.get(trajectory_id, 0)
+            positions[trajectory_id] = position + 1
+            if position == 0:
+                task = _task_row(call)
+                batch.tasks[task["task_key"]] = task
+                row["task_key"] = task["task_key"]
+            elif placement.opened.kind.value == "root":
+                batch.counts["unlinked_sessions", placement.opened.rung.value] += 1
+            batch.sessions.append(_session_row(call, placement.opened, trajectory_id, position))
+            batch.links.append({"trajectory_id": trajectory_id, **_link_values(placement.opened)})
+        batch.relinked.update({link.session_id: link for link in placement.relinked})
+        if placement.confirmed_summary is not None:
+            batch.confirmed.append(placement.confirmed_summary)
+
+    def _call(self, connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
+        batch = self._batch
+        head, depth = self._chain(call.messages, None, 0)
+        spans = [timeline.spans(choice.arrivals, len(choice.ids_T), call) for choice in call.choices]
+        versions = [version for spans_of in spans for version, _, _ in spans_of] or [timeline.at(call.ended_at)]
+        batch.calls.append(
+            {
+                **_call_values(call, placement),
+                **self._params_of(call.params),
+                "message_id": head,
+                "policy_version": versions[0],
+                "policy_version_end": versions[-1],
+            }
+        )
+        prompt = self._prompt_delta(connection, call, placement)
+        for choice, spans_of in zip(call.choices, spans, strict=True):
+            reply, _ = self._chain([choice.message], head, depth)
+            several = orjson.dumps(spans_of).decode() if len(spans_of) > 1 else None
+            row = {**_choice_values(call, choice), **prompt, "versions": several, "message_id": reply}
+            batch.tokens.append(row)
+            prompt = _NO_PROMPT
+        batch.after[call.call_id] = {c.index: np.concatenate([call.prompt_ids_P, c.ids_T]) for c in call.choices}
+        if call.inexact_reason is not None:
+            batch.counts["inexact_calls", call.inexact_reason] += 1
+
+    def _chain(self, messages: Iterable[Message], parent: str | None, depth: int) -> tuple[str | None, int]:
+        """Store each message once after its prefix; returns the digest of the whole and its length."""
+        rows = []
+        for message in messages:
+            body = dump(message)
+            message_id = digest(body, parent)
+            rows.append((message_id, parent, depth, message, body))
+            parent, depth = message_id, depth + 1
+        for message_id, before, at, message, body in reversed(rows):
+            if message_id in self._messages or message_id in self._batch.messages:
+                break  # and so is everything before it
+            self._batch.messages[message_id] = {
+                "message_id": message_id,
+                "parent_id": before,
+                "depth": at,
+                "role": plain(str(message.get("role", ""))),
+                "body": body.decode(),
+            }
+        self._batch.heads.update(row[0] for row in rows[-2:])
+        return parent, depth
+
+    def _params_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Columns `params` (small parameters) and `params_id` (the large ones, stored once)."""
+        large = {name: value for name, value in params.items() if _is_large(value)}
+        small = {name: value for name, value in params.items() if name not in large} if large else params
+        params_id = None
+        if large:
+            body = dump(large)
+            params_id = digest(body)
+            if params_id not in self._params:
+                self._batch.params[params_id] = {"params_id": params_id, "body": body.decode()}
+        return {"params": dump(small).decode(), "params_id": params_id}
+
+    def _prompt_delta(self, connection: Connection, call: CapturedCall, placement: Placement) -> dict[str, Any]:
+        """The prompt against the longest choice prefix of the call that this one extends."""
+        kept, base_choice = 0, None
+        if placement.parent_call_id is not None and len(call.prompt_ids_P):
+            for index, ids in self._ids_after(connection, placement.parent_call_id).items():
+                shared = common_prefix(ids, call.prompt_ids_P)
+                if shared > kept:
+                    kept, base_choice = shared, index
+        return {
+            "base_call_id": placement.parent_call_id if base_choice is not None else None,
+            "base_choice": base_choice,
+            "prompt_kept": kept,
+            "prompt_new": pack(call.prompt_ids_P[kept:]),
+        }
+
+    def _ids_after(self, connection: Connection, call_id: str) -> dict[int, IdArray]:
+        known = self._batch.after.get(call_id) or self._after.get(call_id)
+        return known if known is not None else tokens_after(connection, call_id)
+
+
+_NO_PROMPT = {"base_call_id": None, "base_choice": None, "prompt_kept": 0, "prompt_new": None}
+
+
+def _flush(connection: Connection, batch: _Batch) -> None:
+    """Send the rows, referenced ones before those that refer to them."""
+    insert_new(connection, TaskRow, batch.tasks.values())
+    _UPSERT_TRAJECTORY.many(connection, batch.trajectories.values())
+    insert_new(connection, SessionRow, batch.sessions)
+    insert_new(connection, LinkRow, batch.links)
+    insert_new(connection, MessageRow, sorted(batch.messages.values(), key=lambda row: row["depth"]))
+    insert_new(connection, ParamsRow, batch.params.values())
+    _INSERT_CALL.many(connection, batch.calls)
+    _INSERT_TOKENS.many(connection, batch.tokens)
+    for link in batch.relinked.values():
         _update_link(connection, link)
-    if placement.confirmed_summary is not None:
-        served = update(CallRow).where(CallRow.call_id == placement.confirmed_summary)
+    if batch.confirmed:
+        served = update(CallRow).where(CallRow.call_id.in_(batch.confirmed))
         connection.execute(served.values(auxiliary=None))
-    connection.execute(
-        update(TrajectoryRow)
-        .where(TrajectoryRow.trajectory_id == placement.trajectory_id)
-        .values(updated_at=call.ended_at)
-    )
+    add_counts(connection, batch.counts)
 
 
-def _write_session(connection: Connection, call: CapturedCall, placement: Placement, link: Link) -> None:
-    if placement.position == 0:
-        _write_task(connection, call, placement.trajectory_id)
-    insert_new(
-        connection,
-        SessionRow,
-        [
-            {
-                "session_id": link.session_id,
-                "trajectory_id": placement.trajectory_id,
-                "kind": link.kind.value,
-                "parent_session_id": link.parent_session_id,
-                "opened_by_call_id": link.parent_call_id,
-                "position": placement.position,
-                "created_at": call.started_at,
-            }
-        ],
-    )
-    insert_new(connection, LinkRow, [{"trajectory_id": placement.trajectory_id, **_link_values(link)}])
+def _trajectory_row(call: CapturedCall, trajectory_id: str, policy_version: int) -> dict[str, Any]:
+    return {
+        "policy_version": policy_version,
+        "trajectory_id": trajectory_id,
+        "task_key": None,
+        "state": TrajectoryState.OPEN.value,
+        "state_at": call.started_at,
+        "attribution": call.attribution,
+        "created_at": call.started_at,
+        "updated_at": call.ended_at,
+    }
+
+
+def _task_row(call: CapturedCall) -> dict[str, Any]:
+    """The task of a trajectory's root: the operator's key, or a digest of the first user text."""
+    text = next((text_of(m.get("content")) for m in call.messages if m.get("role") == "user"), "")
+    key = None if call.task_key is None else plain(call.task_key)
+    if key is None or len(key) > MAX_TASK_KEY:
+        named = collapse(text) if key is None else key
+        key = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return {"task_key": key, "text": plain(text), "created_at": call.started_at}
+
+
+def _session_row(call: CapturedCall, link: Link, trajectory_id: str, position: int) -> dict[str, Any]:
+    return {
+        "session_id": link.session_id,
+        "trajectory_id": trajectory_id,
+        "kind": link.kind.value,
+        "parent_session_id": link.parent_session_id,
+        "opened_by_call_id": link.parent_call_id,
+        "position": position,
+        "created_at": call.started_at,
+    }
 
 
 def _link_values(link: Link) -> dict[str, Any]:
@@ -157,63 +312,39 @@ def _link_values(link: Link) -> dict[str, Any]:
     }
 
 
+_CHANGE_LINK = update(LinkRow).where(LinkRow.session_id == bindparam("which"))
+_CHANGE_OPENER = update(SessionRow).where(SessionRow.session_id == bindparam("which"))
+
+
 def _update_link(connection: Connection, link: Link) -> None:
-    connection.execute(update(LinkRow).where(LinkRow.session_id == link.session_id).values(**_link_values(link)))
-    opened_by = update(SessionRow).where(SessionRow.session_id == link.session_id)
-    connection.execute(opened_by.values(opened_by_call_id=link.parent_call_id))
+    connection.execute(_CHANGE_LINK.values(**_link_values(link)), {"which": link.session_id})
+    connection.execute(_CHANGE_OPENER.values(opened_by_call_id=link.parent_call_id), {"which": link.session_id})
 
 
-def plain(text: str) -> str:
-    """Text that any database takes: lone surrogates and NUL, which some refuse, as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def _write_task(connection: Connection, call: CapturedCall, trajectory_id: str) -> None:
-    """The task of a trajectory's root: the operator's key, or a digest of the first user text."""
-    text = next((text_of(m.get("content")) for m in call.messages if m.get("role") == "user"), "")
-    key = call.task_key or hashlib.sha256(collapse(text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    insert_new(connection, TaskRow, [{"task_key": key, "text": plain(text), "created_at": call.started_at}])
-    unset = update(TrajectoryRow).where(TrajectoryRow.trajectory_id == trajectory_id, TrajectoryRow.task_key.is_(None))
-    connection.execute(unset.values(task_key=key))
-
-
-def write_chain(
-    connection: Connection, messages: Iterable[Message], parent: str | None = None, depth: int = 0
-) -> tuple[str | None, int]:
-    """Store each message once after its prefix; returns the digest of the whole and its length."""
-    rows = []
-    for message in messages:
-        message_id = digest(message, parent)
-        rows.append(
-            {
-                "message_id": message_id,
-                "parent_id": parent,
-                "depth": depth,
-                "role": str(message.get("role", "")),
-                "body": dump(message).decode("utf-8", "surrogatepass"),
-            }
-        )
-        parent, depth = message_id, depth + 1
-    insert_new(connection, MessageRow, rows)
-    return parent, depth
-
-
-def _write_tokens(
-    connection: Connection,
-    call: CapturedCall,
-    placement: Placement,
-    spans: list[list[tuple[int, int, int]]],
-    head: tuple[str | None, int],
-) -> None:
-    """`head` is the digest and length of the request's message chain; each reply is stored after it."""
-    rows: list[dict[str, Any]] = []
-    for choice, spans_of in zip(call.choices, spans, strict=True):
-        message_id, _ = write_chain(connection, [choice.message], *head)
-        prompt = _prompt_delta(connection, call, placement) if not rows else {"prompt_kept": 0}
-        versions = orjson.dumps(spans_of).decode() if len(spans_of) > 1 else None
-        rows.append({**_choice_values(call, choice), **prompt, "versions": versions, "message_id": message_id})
-    for row in rows:
-        connection.execute(TokensRow.__table__.insert(), row)  # type: ignore[attr-defined]
+def _call_values(call: CapturedCall, placement: Placement) -> dict[str, Any]:
+    return {
+        "call_id": call.call_id,
+        "trajectory_id": placement.trajectory_id,
+        "session_id": placement.session_id,
+        "parent_call_id": placement.parent_call_id,
+        "auxiliary": placement.auxiliary,
+        "wire": call.wire,
+        "attribution": call.attribution,
+        "client": indexed(call.client),
+        "headers": dump(call.headers).decode(),
+        "retry_count": call.retry_count,
+        "streamed": call.streamed,
+        "status": call.status.value,
+        "http_status": call.http_status,
+        "error": None if call.error is None else plain(call.error),
+        "exact": call.exact,
+        "inexact_reason": None if call.inexact_reason is None else plain(call.inexact_reason),
+        "prompt_tokens": len(call.prompt_ids_P),
+        "sampled_tokens": sum(len(c.ids_T) for c in call.choices),
+        "started_at": call.started_at,
+        "first_byte_at": call.first_byte_at,
+        "ended_at": call.ended_at,
+    }
 
 
 def _choice_values(call: CapturedCall, choice: Choice) -> dict[str, Any]:
@@ -222,27 +353,59 @@ def _choice_values(call: CapturedCall, choice: Choice) -> dict[str, Any]:
         "choice": choice.index,
         "sampled": pack(choice.ids_T),
         "logprobs": pack(choice.logprobs_T),
-        "finish_reason": choice.finish_reason,
+        "finish_reason": None if choice.finish_reason is None else plain(choice.finish_reason),
     }
 
 
-def _prompt_delta(connection: Connection, call: CapturedCall, placement: Placement) -> dict[str, Any]:
-    """The prompt against the longest choice prefix of the call that this one extends."""
-    best: tuple[int, int | None] = (0, None)
-    if placement.parent_call_id is not None:
-        for index, ids in tokens_after(connection, placement.parent_call_id).items():
-            best = max(best, (common_prefix(ids, call.prompt_ids_P), index), key=lambda b: b[0])
-    kept, base_choice = best
-    return {
-        "base_call_id": placement.parent_call_id if base_choice is not None else None,
-        "base_choice": base_choice,
-        "prompt_kept": kept,
-        "prompt_new": pack(call.prompt_ids_P[kept:]),
-    }
+def _is_large(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) >= LARGE
+    return isinstance(value, list | dict) and bool(value) and len(dump(value)) >= LARGE
 
 
-def _count_call(connection: Connection, call: CapturedCall, placement: Placement) -> None:
-    if call.inexact_reason is not None:
-        count(connection, "inexact_calls", call.inexact_reason)
-    if placement.opened is not None and placement.opened.kind.value == "root" and placement.position > 0:
-        count(connection, "unlinked_sessions", placement.opened.rung.value)
+@cache
+def _insert_new(table: type[Base], columns: tuple[str, ...]) -> Statement:
+    values = {name: bindparam(name) for name in columns}
+    return Statement(lambda dialect: dialect.insert(table).values(values).on_conflict_do_nothing().inline())
+
+
+def _insert(table: type[Base]) -> Statement:
+    """A row that is new; its `seq` comes from the database."""
+    columns = [column.name for column in table.__table__.columns if column.name != "seq"]
+    values: dict[str, Any] = {name: bindparam(name) for name in columns}
+    return Statement(lambda dialect: dialect.insert(table).values(values).inline())
+
+
+def _add(dialect: Any) -> ClauseElement:
+    insert = dialect.insert(CounterRow)
+    added = {"value": CounterRow.value + insert.excluded.value}
+    statement: ClauseElement = insert.on_conflict_do_update(index_elements=["name", "reason"], set_=added)
+    return statement
+
+
+def _upsert_trajectory(dialect: Any) -> ClauseElement:
+    """A new trajectory, or the newest call's time of one that is there. A call re-opens one that was closed."""
+    unset = ("reward", "trained_version", "trained_job_id")
+    columns = [column.name for column in TrajectoryRow.__table__.columns]
+    values: dict[str, Any] = {name: null() if name in unset else bindparam(name) for name in columns}
+    insert = dialect.insert(TrajectoryRow).values(values)
+    new, closed = insert.excluded, literal_column(f"'{TrajectoryState.CLOSED.value}'", Text)
+    later = case((new.updated_at > TrajectoryRow.updated_at, new.updated_at), else_=TrajectoryRow.updated_at)
+    older = new.policy_version < TrajectoryRow.policy_version
+    statement: ClauseElement = insert.on_conflict_do_update(
+        index_elements=["trajectory_id"],
+        set_={
+            "updated_at": later,
+            "policy_version": case((older, new.policy_version), else_=TrajectoryRow.policy_version),
+            "task_key": func.coalesce(TrajectoryRow.task_key, new.task_key),
+            "state": case((TrajectoryRow.state == closed, new.state), else_=TrajectoryRow.state),
+            "state_at": case((TrajectoryRow.state == closed, new.state_at), else_=TrajectoryRow.state_at),
+        },
+    )
+    return statement
+
+
+_ADD = Statement(_add)
+_UPSERT_TRAJECTORY = Statement(_upsert_trajectory)
+_INSERT_CALL = _insert(CallRow)
+_INSERT_TOKENS = _insert(TokensRow)

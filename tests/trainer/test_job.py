@@ -45,7 +45,7 @@ def attempts(store: Store, rewards: dict[str, float]) -> list[CapturedCall]:
 
 def test_every_sampled_token_of_a_group_with_contrast_is_trained_once(store: Store) -> None:
     calls = attempts(store, {"a": 1, "b": 0, "c": 0, "d": 1})
-    selection = select(store.untrained_groups(), TrainConfig(), rule_settings("mosaic"), 0)
+    selection = select(store.groups(store.waiting()), TrainConfig(), rule_settings("mosaic"))
     assert sorted(selection.trained) == ["a", "b", "c", "d"]
     assert selection.left_out == {}
     trained = [(span.call_id, span.sample_index) for s in selection.sequences for span in s.spans]
@@ -56,7 +56,7 @@ def test_every_sampled_token_of_a_group_with_contrast_is_trained_once(store: Sto
 @pytest.mark.parametrize("rule", ["mosaic", "broadcast"])
 def test_advantages_are_positive_for_success_and_negative_for_failure(store: Store, rule: str) -> None:
     attempts(store, {"a": 1, "b": 0, "c": 0, "d": 1})
-    selection = select(store.untrained_groups(), TrainConfig(), rule_settings(rule), 0)
+    selection = select(store.groups(store.waiting()), TrainConfig(), rule_settings(rule))
     for sequence in selection.sequences:
         sign = 1 if sequence.trajectory_id in "ad" else -1
         assert (sign * sequence.advantages_L[sequence.mask_L] >= 0).all()
@@ -65,9 +65,9 @@ def test_advantages_are_positive_for_success_and_negative_for_failure(store: Sto
 
 def test_what_is_stale_or_without_contrast_is_left_out_and_counted(store: Store) -> None:
     attempts(store, {"a": 1, "b": 1})
-    old = select(store.untrained_groups(), TrainConfig(max_staleness=0), rule_settings("broadcast"), 3)
-    assert (old.sequences, old.left_out) == ([], {"trajectory_stale": 2, "group_too_few_to_compare": 1})
-    fresh = select(store.untrained_groups(), TrainConfig(), rule_settings("broadcast"), 0)
+    old = store.waiting(oldest_version=3)
+    assert (old.groups, old.left_out) == ({}, {"trajectory_stale": 2})
+    fresh = select(store.groups(store.waiting()), TrainConfig(), rule_settings("broadcast"))
     assert (fresh.sequences, fresh.left_out) == ([], {"group_no_contrast": 1})
 
 
@@ -86,7 +86,7 @@ def test_a_job_with_nothing_to_learn_from_says_why_and_is_marked_failed(store: S
 
 def test_only_trajectories_of_the_given_name_are_trained(store: Store) -> None:
     attempts(store, {"round-1": 1, "held-1": 0, "round-2": 0})
-    (group,) = store.untrained_groups("round-%")
+    (group,) = store.groups(store.waiting("round-%"))
     assert {t.trajectory_id for t in group.trajectories} == {"round-1", "round-2"}
 
 

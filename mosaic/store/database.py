@@ -1,0 +1,213 @@
+"""One database URL: opened, created or refused, and its two kinds of transaction.
+
+SQLite runs in WAL mode with full durability: readers never wait, and writers queue (`BEGIN IMMEDIATE`). On PostgreSQL
+writers queue as well, by an advisory lock: what one process writes is committed before the next one reads, so row
+numbers rise in the order of commits, which lineage relies on. Readers get a snapshot on both.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, SQLAlchemyError
+
+from mosaic.errors import StoreError
+from mosaic.store.models import Base
+from mosaic.store.views import create_views
+
+BUSY_TIMEOUT_S = 5
+"""Seconds that a transaction waits for another writer before it fails."""
+STATEMENT_TIMEOUT_S = 30
+"""Seconds after which PostgreSQL gives up a writing statement: a database that hangs must not hang the writer."""
+WRITER_LOCK = 0x6D6F73616963
+"""Key of the advisory lock that PostgreSQL's writers hold while they write."""
+HEAD = "0002"
+"""Revision of the schema that this code reads and writes; the newest file in `migrations/versions`."""
+
+
+class Database:
+    """A database in this code's schema. Raises `StoreError` when it cannot be opened or has another schema."""
+
+    def __init__(self, url: str) -> None:
+        parsed = _parse(url)
+        self.shown_url = parsed.render_as_string(hide_password=True)
+        self.engine = _engine(parsed)
+        self._writer = self.engine.execution_options(mosaic_writing=True)
+        self._reader: Engine = self.engine
+        if parsed.get_backend_name() == "postgresql":
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        try:
+            if parsed.get_backend_name() == "sqlite" and parsed.database is not None:
+                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            with self.engine.connect() as connection:
+                found = revision(connection)
+            if found is None:
+                with self._writer.begin() as connection:
+                    self._lock(connection)
+                    found = revision(connection) or _create(connection)
+        except (SQLAlchemyError, OSError) as error:
+            self.close()
+            raise StoreError(
+                f"database {self.shown_url} cannot be used: {_said(error)}.",
+                "Check that it exists, is writable and has free space.",
+            ) from error
+        if found != HEAD:
+            self.close()
+            raise _other_revision(self.shown_url, found)
+
+    def close(self) -> None:
+        """Release the connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that sees one state of the database throughout."""
+        with _refusals(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction that is alone in writing; it waits at most `BUSY_TIMEOUT_S` for the one before."""
+        with _refusals(), self._writer.begin() as connection:
+            self._lock(connection)
+            yield connection
+
+    def _lock(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.execute(
+                text(
+                    "select set_config('lock_timeout', :wait, true), set_config('statement_timeout', :limit, true), "
+                    "pg_advisory_xact_lock(:key)"
+                ),
+                {"wait": f"{BUSY_TIMEOUT_S}s", "limit": f"{STATEMENT_TIMEOUT_S}s", "key": WRITER_LOCK},
+            )
+
+
+def upgrade(url: str) -> tuple[str | None, str]:
+    """Bring a database to this code's schema; returns its revision before and after. Raises `StoreError`."""
+    from mosaic.store import migrations
+
+    engine = _engine(_parse(url))
+    try:
+        with _refusals(), engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                # Tables are rebuilt under their names; the references to them are checked once all are in place.
+                connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
+            with connection.execution_options(mosaic_writing=True).begin():
+                before = revision(connection)
+                if before is None:
+                    return None, _create(connection)
+                if before not in migrations.known():
+                    raise _other_revision(engine.url.render_as_string(hide_password=True), before)
+                if before != HEAD:
+                    migrations.run(connection, before)
+                return before, HEAD
+    finally:
+        engine.dispose()
+
+
+def revision(connection: Connection) -> str | None:
+    """Revision of the schema; None for an empty database. Files from before there were revisions count as 0001."""
+    tables = inspect(connection).get_table_names()
+    if "alembic_version" in tables:
+        return str(connection.execute(text("select version_num from alembic_version")).scalar_one())
+    return "0001" if "calls" in tables else None
+
+
+def _create(connection: Connection) -> str:
+    Base.metadata.create_all(connection)
+    create_views(connection)
+    connection.execute(text("create table alembic_version (version_num varchar(32) not null primary key)"))
+    connection.execute(text("insert into alembic_version values (:head)"), {"head": HEAD})
+    return HEAD
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"database URL {url!r} cannot be read.", "Use sqlite:///path/to/file.db.") from error
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError("a database in memory would forget everything.", "Use sqlite:///path/to/file.db.")
+    if parsed.drivername in ("postgres", "postgresql"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def _engine(parsed: URL) -> Engine:
+    options: dict[str, Any] = {}
+    if parsed.get_backend_name() == "postgresql":
+        # A server that is gone without a word is noticed by its silence, not by the kernel's fifteen minutes.
+        reach = {"connect_timeout": BUSY_TIMEOUT_S, "tcp_user_timeout": 1000 * STATEMENT_TIMEOUT_S}
+        options = {"pool_pre_ping": True, "connect_args": reach}
+    try:
+        engine = create_engine(parsed, **options)
+    except (SQLAlchemyError, ImportError) as error:
+        raise StoreError(
+            f"no driver for database {parsed.drivername!r}: {error}.",
+            "Use sqlite:///file.db, or install mosaic-rl[postgres] for postgresql://.",
+        ) from error
+    if parsed.get_backend_name() == "sqlite":
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    else:
+        event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        return
+    # The driver would begin a transaction only at the first change, too late for a reader that goes on to write.
+    connection.isolation_level = None
+    for pragma in (
+        f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        "foreign_keys=ON",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgresql(connection: Any, _record: object) -> None:
+    # It overrates recursive queries (message chains), and compiles them for longer than they run.
+    connection.execute("set jit to off")
+    connection.commit()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writing = connection.get_execution_options().get("mosaic_writing")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the database refuses becomes a `StoreError`; `permanent` tells what no second try can help."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise StoreError(
+            f"the database refused: {_said(error)}.",
+            "Check its free space and permissions; nothing that was committed is lost.",
+            permanent=isinstance(error, IntegrityError | DataError),
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    """What the driver said, on one line and without a full stop."""
+    return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+
+
+def _other_revision(shown_url: str, found: str) -> StoreError:
+    if found > HEAD:
+        return StoreError(
+            f"database {shown_url} has schema {found}, newer than this Mosaic's {HEAD}.", "Upgrade Mosaic."
+        )
+    return StoreError(
+        f"database {shown_url} has schema {found}, this Mosaic needs {HEAD}.",
+        "Stop what writes to it, back it up and run `mosaic db upgrade`.",
+    )

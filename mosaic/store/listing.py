@@ -1,0 +1,122 @@
+"""Lists of trajectories: what a table, the API and a training job look at before they read any trajectory in full."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVarTuple
+
+from sqlalchemy import Connection, Select, func, select
+
+from mosaic.records import TrajectoryState
+from mosaic.store.models import CallRow, SessionRow, TrajectoryRow
+
+Columns = TypeVarTuple("Columns")
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySummary:
+    """One line of a listing."""
+
+    trajectory_id: str
+    task_key: str | None
+    state: str
+    reward: float | None
+    sessions: int
+    compactions: int
+    spawns: int
+    calls: int
+    inexact_calls: int
+    sampled_tokens: int
+    policy_version: int
+    """Newest version among its calls."""
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Scored trajectories that no job has trained, as far as one job may take them."""
+
+    groups: Mapping[str, Sequence[str]]
+    """Task key -> trajectory ids, oldest first."""
+    left_out: Mapping[str, int]
+    """Why others wait in vain: `trajectory_stale`, `trajectory_over_limit` -> how many."""
+
+
+def newest(connection: Connection, limit: int, like: str | None) -> list[TrajectorySummary]:
+    """The newest trajectories, optionally those whose id matches an SQL LIKE pattern."""
+    query = _named(select(TrajectoryRow.__table__), like).order_by(TrajectoryRow.created_at.desc()).limit(limit)
+    rows = list(connection.execute(query).mappings())
+    ids = [r["trajectory_id"] for r in rows]
+    calls, kinds = _call_totals(connection, ids), _session_kinds(connection, ids)
+    return [_summary(r, calls.get(r["trajectory_id"]), kinds.get(r["trajectory_id"], {})) for r in rows]
+
+
+def waiting(connection: Connection, like: str | None, oldest_version: int, limit: int) -> Waiting:
+    """Scored trajectories of `oldest_version` or newer: whole groups, newest first, at most `limit` trajectories
+    unless a single group has more."""
+    scored = TrajectoryRow.state == TrajectoryState.SCORED.value
+    stale = select(func.count()).where(scored, TrajectoryRow.policy_version < oldest_version)
+    query = select(TrajectoryRow.trajectory_id, TrajectoryRow.task_key)
+    query = query.where(scored, TrajectoryRow.policy_version >= oldest_version)
+    groups: dict[str, list[str]] = {}
+    for trajectory_id, task_key in connection.execute(_named(query, like).order_by(TrajectoryRow.created_at.desc())):
+        groups.setdefault(task_key or trajectory_id, []).append(trajectory_id)
+    taken: dict[str, list[str]] = {}
+    room = limit
+    for task_key, ids in groups.items():
+        if len(ids) <= room or not taken:
+            taken[task_key] = ids[::-1]
+            room -= len(ids)
+    left_out = {
+        "trajectory_stale": connection.scalar(_named(stale, like)) or 0,
+        "trajectory_over_limit": sum(map(len, groups.values())) - sum(map(len, taken.values())),
+    }
+    oldest_first = dict(reversed(taken.items()))
+    return Waiting(oldest_first, {reason: number for reason, number in left_out.items() if number})
+
+
+def _named(query: Select[*Columns], like: str | None) -> Select[*Columns]:
+    return query if like is None else query.where(TrajectoryRow.trajectory_id.like(like))
+
+
+def _call_totals(connection: Connection, ids: Sequence[str]) -> dict[str, Any]:
+    query = (
+        select(
+            CallRow.trajectory_id,
+            func.count().label("calls"),
+            func.sum(CallRow.sampled_tokens).label("sampled"),
+            func.count(CallRow.inexact_reason).label("inexact"),
+            func.max(CallRow.policy_version_end).label("version"),
+        )
+        .where(CallRow.trajectory_id.in_(ids))
+        .group_by(CallRow.trajectory_id)
+    )
+    return {r["trajectory_id"]: r for r in connection.execute(query).mappings()}
+
+
+def _session_kinds(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    query = (
+        select(SessionRow.trajectory_id, SessionRow.kind, func.count())
+        .where(SessionRow.trajectory_id.in_(ids))
+        .group_by(SessionRow.trajectory_id, SessionRow.kind)
+    )
+    kinds: dict[str, dict[str, int]] = {}
+    for trajectory_id, kind, number in connection.execute(query):
+        kinds.setdefault(trajectory_id, {})[kind] = number
+    return kinds
+
+
+def _summary(row: Mapping[Any, Any], calls: Mapping[str, Any] | None, kinds: Mapping[str, int]) -> TrajectorySummary:
+    return TrajectorySummary(
+        trajectory_id=row["trajectory_id"],
+        task_key=row["task_key"],
+        state=row["state"],
+        reward=row["reward"],
+        sessions=sum(kinds.values()),
+        compactions=kinds.get("compaction", 0),
+        spawns=kinds.get("spawn", 0),
+        calls=calls["calls"] if calls else 0,
+        inexact_calls=calls["inexact"] if calls else 0,
+        sampled_tokens=int(calls["sampled"] or 0) if calls else 0,
+        policy_version=calls["version"] if calls else 0,
+        created_at=row["created_at"],
+    )
