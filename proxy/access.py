@@ -49,6 +49,7 @@ def is_secret(header: str) -> bool:
 
 
 def client_of(headers: Mapping[str, str]) -> str:
-    """Tells clients apart without keeping their key: user agent and eight hex digits of the key's digest."""
+    """Tells clients apart without keeping their key: user agent (200 characters) and eight hex digits of the key's
+    digest."""
     digest = hashlib.sha256(key_of(headers).encode()).hexdigest()[:8]
-    return f"{headers.get('user-agent', '')} #{digest}"
+    return f"{headers.get('user-agent', '')[:200]} #{digest}"

@@ -1,15 +1,17 @@
 """The control API under `/api`: rewards in, trajectories out, health."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from mosaic.records import TrajectoryState
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import check_key
 from proxy.recorder import Recorder
+from proxy.spool import waiting_calls
 
 
 class RewardIn(BaseModel):
@@ -20,6 +22,16 @@ class RewardIn(BaseModel):
     reward: float | None = Field(allow_inf_nan=False, description="How it went; null when it cannot be scored.")
     source: str = Field("api", max_length=64, description="Who says so.")
     note: str | None = Field(None, description="Anything to remember with it.")
+    session_id: str | None = Field(None, description="The session that is judged; null for the whole trajectory.")
+
+
+class EndIn(BaseModel):
+    """That a trajectory is over, and how."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: Literal["closed", "failed", "truncated"] = Field("closed", description="How it ended.")
+    reason: str = Field("api", max_length=200, description="Why; counted.")
 
 
 def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
@@ -30,8 +42,15 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
     def give_reward(trajectory_id: str, given: RewardIn, request: Request) -> dict[str, Any]:
         """Append a reward; the last one is in force."""
         check_key(settings, request.headers)
-        store.reward(trajectory_id, given.reward, given.source, given.note)
-        return {"trajectory_id": trajectory_id, "reward": given.reward}
+        outcome = store.reward(trajectory_id, given.reward, given.source, given.note, session_id=given.session_id)
+        return {"reward": given.reward, **asdict(outcome)}
+
+    @api.post("/trajectories/{trajectory_id}/end")
+    def end(trajectory_id: str, given: EndIn, request: Request) -> dict[str, Any]:
+        """Say that a trajectory is over; failed and truncated ones are not trained."""
+        check_key(settings, request.headers)
+        state = store.end(trajectory_id, TrajectoryState(given.state), given.reason)
+        return {"trajectory_id": trajectory_id, "state": state}
 
     @api.get("/trajectories")
     def list_trajectories(request: Request, limit: int = Query(50, ge=1, le=1000)) -> list[dict[str, Any]]:
@@ -52,7 +71,7 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
         version, path = store.policy()
         return {
             "recorder": {"alive": recorder.alive(), **asdict(recorder.health)},
-            "spool_empty": recorder.spool.empty(),
+            "spooled_calls_waiting": waiting_calls(settings.spool),
             "counters": store.counters(),
             "policy_version": version,
             "policy_path": path,

@@ -1,51 +1,88 @@
 """Puts the server together: model path, control API, recorder, engine client."""
 
+import contextlib
+import ctypes
 import gc
+import multiprocessing
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.routing import Route
 
 from mosaic.errors import MosaicError, RequestError, StoreError
-from mosaic.settings import Settings
+from mosaic.settings import Settings, load
 from mosaic.store import Store
-from proxy import api
+from proxy import api, maintenance, metrics
+from proxy.access import check_bind
+from proxy.journal import Journal
 from proxy.recorder import Recorder
-from proxy.routes import ModelPath
+from proxy.routes import ModelPath, Receive, Scope, Send
 from proxy.upstream import Upstream
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The ASGI application. Raises `StoreError` when the database cannot be opened."""
-    store = Store(settings.database)
-    recorder = Recorder(store, settings)
-    recorder.replay_now()
+class Application:
+    """The ASGI application: model calls go straight to the model path, all else to FastAPI."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._store = Store(settings.database, settings.reward_window_s)
+        self._recorder = Recorder(settings)
+        self._model_path: ModelPath | None = None
+        self._control = self._make_control()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the server's life."""
+        if scope["type"] == "http" and scope["path"].startswith(("/v1/", "/t/")) and self._model_path is not None:
+            await self._model_path(scope, receive, send)
+        else:
+            await self._control(scope, receive, send)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        upstream = Upstream(settings)
-        model_path = ModelPath(settings, upstream, recorder)
-        for path in ("/v1/{rest:path}", "/t/{trajectory}/v1/{rest:path}"):
-            app.router.routes.append(Route(path, model_path, methods=None))
+    async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
+        upstream, journal = Upstream(self._settings), Journal(self._settings.spool)
+        await self._recorder.start()
+        self._model_path = ModelPath(self._settings, upstream, self._recorder, journal)
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
         try:
-            yield
+            async with maintenance.running(self._store, self._settings):
+                yield
         finally:
             await upstream.close()
-            recorder.close()
-            store.close()
+            await self._recorder.close()
+            journal.close()
+            self._store.close()
 
-    open_docs = None if settings.api_keys else "/openapi.json"
-    app = FastAPI(title="Mosaic", lifespan=lifespan, openapi_url=open_docs)
-    app.include_router(api.router(settings, store, recorder))
-    app.add_exception_handler(MosaicError, _answer_error)
-    app.add_exception_handler(RequestValidationError, _answer_invalid)
-    return app
+    def _make_control(self) -> FastAPI:
+        open_docs = None if self._settings.api_keys else "/openapi.json"
+        app = FastAPI(title="Mosaic", lifespan=self._life, openapi_url=open_docs)
+        app.include_router(api.router(self._settings, self._store, self._recorder))
+        app.include_router(metrics.router(self._settings, self._store, self._recorder))
+        app.add_exception_handler(MosaicError, _answer_error)
+        app.add_exception_handler(RequestValidationError, _answer_invalid)
+        return app
+
+
+def create_app(settings: Settings | None = None) -> Application:
+    """The application; without settings, those that are in force (`uvicorn --factory proxy.app:create_app`).
+
+    Raises `StoreError` when the database cannot be opened, `SettingsError` for an address that needs keys.
+    """
+    if multiprocessing.parent_process() is not None:
+        _end_with_supervisor()
+    settings = settings or load()
+    check_bind(settings)
+    return Application(settings)
+
+
+def _end_with_supervisor() -> None:
+    """A worker whose supervisor was killed would hold the port for good: let the kernel tell it to stop (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 async def _answer_invalid(_request: Request, error: Exception) -> JSONResponse:

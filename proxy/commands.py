@@ -1,43 +1,80 @@
 """The commands that the proxy adds to `mosaic`."""
 
 import errno
+import os
 import signal
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 import typer
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from mosaic.errors import MosaicError, SettingsError
 from mosaic.settings import Settings, load, shown_url
+from mosaic.store import Store
 from proxy.access import check_bind
-from proxy.app import create_app
+from proxy.app import Application, create_app
 
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
 
 
 def serve(
+    *,
     upstream: str | None = typer.Option(None, help="Base URL of the vLLM that serves the policy."),
     host: str | None = typer.Option(None, help="Address to listen on."),
     port: int | None = typer.Option(None, help="Port to listen on; 0 takes a free one."),
     database: str | None = typer.Option(None, help="SQLAlchemy URL of the store."),
+    workers: int | None = typer.Option(None, help="Proxy processes that serve the port together."),
+    record: bool | None = typer.Option(None, help="Whether to record calls, or only to forward them."),
 ) -> None:
     """Stand in front of the engine and record every call."""
-    settings = load(upstream=upstream, host=host, port=port, database=database)
+    flags = {
+        "upstream": upstream,
+        "host": host,
+        "port": port,
+        "database": database,
+        "workers": workers,
+        "record": record,
+    }
+    settings = load(**flags)
     check_bind(settings)
     listener = _listen(settings)
-    app = create_app(settings)
+    # Also brings the database into being, before several workers would.
+    Store(settings.database).close()
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
     typer.echo(
         f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}",
         err=True,
     )
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=max(1, round(settings.drain_s))
-    )
+    if settings.workers > 1:
+        _serve_together(settings, flags, listener)
+        return
     # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(_config(create_app(settings), settings)).run(sockets=[listener])
+
+
+def _serve_together(settings: Settings, flags: Mapping[str, object], listener: socket.socket) -> None:
+    """Several workers on one socket, each started anew when it dies. They get the flags as variables."""
+    for name, value in flags.items():
+        if value is not None:
+            os.environ[f"MOSAIC_{name.upper()}"] = str(value)
+    config = _config("proxy.app:create_app", settings, factory=True, workers=settings.workers)
+    Multiprocess(config, sockets=[listener]).run()
+
+
+def _config(app: "Application | str", settings: Settings, **options: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        **options,
+    )
 
 
 def _listen(settings: Settings) -> socket.socket:

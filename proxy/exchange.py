@@ -1,17 +1,19 @@
 """One request and its answer on the model path, with everything that has to be remembered of it."""
 
+import secrets
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from adapters.wires.chat import Answer, Wanted, upstream_body
-from mosaic.capture import CallStatus, CapturedCall
+from adapters.wires.chat import Shown, Untouched, upstream_body
+from mosaic.capture import CallStatus
 from mosaic.errors import RequestError
 from proxy.access import client_of, is_secret
+from proxy.journal import Entry
+from proxy.trace import Origin, Trace
 
 _ID_HEADERS = (
     "x-stainless-",
@@ -39,58 +41,64 @@ _ID_HEADERS = (
 class Exchange:
     """A chat completion on its way through the proxy."""
 
-    body: dict[str, Any]
+    origin: Origin
     headers: Mapping[str, str]
-    trajectory_id: str | None
-    attribution: str
-    answer: Answer
-    wanted: Wanted
+    """The request's headers; of these only what `origin` holds is kept."""
+    raw: bytes
+    """The request's body as it came."""
     sent: bytes
     """The body that goes upstream."""
-    call_id: str = field(default_factory=lambda: f"call-{uuid.uuid4().hex}")
-    started_at: float = field(default_factory=time.time)
-    first_byte_at: float | None = None
+    shown: Shown | Untouched
+    """What the client gets of the answer."""
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    """(Unix seconds, bytes) of the engine's answer as they came."""
+    event_stream: bool = False
+    """True once the answer turned out to be a stream whose start has gone to the client."""
     http_status: int = 499
     status: CallStatus = CallStatus.ABORTED
     error: str | None = "the client left before the answer ended"
-    answer_started: bool = False
-    """True once the status line has gone to the client."""
+    entry: Entry | None = None
+    """Its place in the journal of calls in flight."""
+
+    @property
+    def call_id(self) -> str:
+        """Id of the call."""
+        return self.origin.call_id
 
     def ended(self, status: CallStatus, error: str | None = None) -> None:
         """Say how the exchange ended; until this is called it counts as aborted."""
         self.status, self.error = status, error
 
-    def captured(self) -> CapturedCall:
-        """What the store is to keep."""
-        kept = self.answer.captured()
-        ok = self.status is CallStatus.OK
-        return CapturedCall(
-            call_id=self.call_id,
-            wire="chat",
+    def trace(self) -> Trace:
+        """What is to be recorded."""
+        return Trace(
+            origin=self.origin,
+            body=self.raw,
+            pieces=tuple(self.pieces),
+            event_stream=self.event_stream,
             status=self.status,
             http_status=self.http_status,
-            messages=tuple(self.body.get("messages") or ()),
-            params={k: v for k, v in self.body.items() if k != "messages"},
-            choices=kept.choices,
-            prompt_ids_P=kept.prompt_ids_P,
-            usage=kept.usage,
-            inexact_reason=kept.inexact_reason if ok else f"call_{self.status.value}",
-            started_at=self.started_at,
-            first_byte_at=self.first_byte_at,
-            ended_at=time.time(),
-            trajectory_id=self.trajectory_id,
-            attribution=self.attribution,
-            task_key=self.headers.get("x-mosaic-task"),
-            client=client_of(self.headers),
-            retry_count=_integer(self.headers.get("x-stainless-retry-count")),
             error=self.error,
-            streamed=self.wanted.stream,
-            headers={k: v for k, v in self.headers.items() if _kept(k)},
+            ended_at=time.time(),
         )
 
 
-def open_exchange(raw: bytes, headers: Mapping[str, str], trajectory_id: str | None, attribution: str) -> Exchange:
-    """Read a request. Raises `RequestError` (400) when it is not a chat completion."""
+def open_exchange(raw: bytes, origin: Origin, headers: Mapping[str, str], record: bool = True) -> Exchange:
+    """Read a request. Raises `RequestError` (400) when it is not a chat completion.
+
+    Unless it is to be recorded, it goes to the engine as it came, and so does the answer to the client.
+    """
+    body = _read(raw)
+    if not record:
+        return Exchange(origin, headers, raw, raw, Untouched())
+    try:
+        sent, wanted = upstream_body(raw, body)
+    except TypeError as error:
+        raise RequestError(f"the body cannot be passed on: {error}.", "Nest it less deeply.") from error
+    return Exchange(origin, headers, raw, sent, Shown(wanted))
+
+
+def _read(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -102,12 +110,23 @@ def open_exchange(raw: bytes, headers: Mapping[str, str], trajectory_id: str | N
         raise RequestError("`messages` must be a list of objects.", 'For example [{"role": "user", "content": "Hi"}].')
     if not isinstance(body.get("stream_options") or {}, dict):
         raise RequestError("`stream_options` is not an object.", 'For example {"include_usage": true}.')
-    ours, wanted = upstream_body(body)
-    try:
-        sent = orjson.dumps(ours)
-    except TypeError as error:
-        raise RequestError(f"the body cannot be passed on: {error}.", "Nest it less deeply.") from error
-    return Exchange(body, headers, trajectory_id, attribution, Answer(wanted), wanted, sent)
+    return body
+
+
+def origin_of(headers: Mapping[str, str], trajectory_id: str | None, attribution: str) -> Origin:
+    """The origin of a request that has just arrived, under a new call id."""
+    now = time.time()
+    return Origin(
+        # Ids that rise with time keep the database's indexes together.
+        call_id=f"call-{int(now * 1e6):014x}{secrets.token_hex(8)}",
+        trajectory_id=trajectory_id,
+        attribution=attribution,
+        client=client_of(headers),
+        task_key=headers.get("x-mosaic-task"),
+        retry_count=_integer(headers.get("x-stainless-retry-count")),
+        headers={k: v for k, v in headers.items() if _kept(k)},
+        started_at=now,
+    )
 
 
 def _kept(name: str) -> bool:

@@ -1,34 +1,40 @@
-"""Commits calls before their last byte leaves, many in one transaction, and spools what the database cannot take.
+"""Hands calls to the writer before their last byte leaves, and spools what it cannot take.
 
-One thread owns the store's lineage and writes. The model path waits for it at most `store_wait_s`; a failure in here
-never reaches a client. Once a call is handed over it is committed or spooled even if nobody waits for it any more.
-What can be neither is counted and logged, loudly.
+The model path waits for the writer at most `store_wait_s`, and not at all while it is known to refuse; a failure in
+here never reaches a client. Once a call is handed over it is committed or spooled even if nobody waits for it any more.
+While calls are spooled, later ones follow them into the spool, so that all reach the store in the order in which they
+ended. What can be neither is counted and logged, loudly.
 """
 
 import asyncio
 import contextlib
-import queue
+import itertools
+import os
+import socket
+import sys
 import threading
-import time
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
+import orjson
 import structlog
 
-from mosaic.capture import CapturedCall
-from mosaic.errors import StoreError
 from mosaic.settings import Settings
-from mosaic.store import Store
-from proxy import spool as spool_file
+from proxy import frames, journal, owned
 from proxy.spool import Spool
+from proxy.trace import Trace, encode
+from proxy.writer import Writer
 
-MAX_BATCH = 256
-"""Most calls in one transaction."""
-MAX_QUEUE = 10_000
-"""Most calls that wait for the writer; beyond that they are spooled at once."""
-REPLAY_PAUSE_S = 1.0
-"""Seconds after a failure of the database before the spool is tried again."""
+MAX_PENDING_BYTES = 256 * 2**20
+"""Bytes of calls that may wait for the writer; beyond that they are spooled at once."""
+RETRY_S = 1.0
+"""Seconds after a refusal before the writer is tried again."""
 CLOSE_S = 5.0
 """Seconds that the writer gets to end; what it then still holds is spooled."""
+FEW = 200
+"""Spooled calls at which new ones are held back for a moment, so that the spool can run dry under load."""
 
 log = structlog.get_logger()
 
@@ -39,173 +45,275 @@ class Health:
 
     stored: int = 0
     spooled: int = 0
-    rejected: int = 0
-    """Calls that the store can never take; they are in `rejected.jsonl`."""
+    interrupted: int = 0
+    """Calls that an earlier process had in flight when it died, now handed to the writer."""
     lost: int = 0
-    failures: int = 0
-    """Times that something went wrong on the way to the store, whatever became of the calls."""
+    """Calls that neither the writer nor the spool took."""
+    refusals: int = 0
+    """Times that the writer refused calls or died."""
     last_error: str | None = None
 
 
 @dataclass(slots=True)
-class _Waiting:
-    call: CapturedCall
+class _Pending:
+    """A call on its way to the writer."""
+
+    encoded: bytes
+    then: Callable[[], None]
     done: "asyncio.Future[None]"
-    loop: asyncio.AbstractEventLoop
-    spooled: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    """What the model path waits for; it is cancelled when nobody waits any more."""
+    sent_at: float = 0.0
+    """Seconds on the loop's clock; 0 unless the writer has it."""
+    spooling: bool = False
+    settled: bool = False
 
-    def tell(self) -> None:
+    def settle(self, durable: bool = True) -> None:
         """The call is durable (or lost for good): whoever waits may go on."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
-            self.loop.call_soon_threadsafe(self._settle)
-
-    def _settle(self) -> None:
+        if self.settled:
+            return
+        self.settled = True
         if not self.done.done():
             self.done.set_result(None)
+        if durable:
+            self.then()
 
 
 class Recorder:
-    """Takes calls from the event loop and commits them in a thread of its own."""
+    """One worker's calls on their way to the store. Used by one event loop, between `start` and `close`."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        self._store = store
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._wait_s = settings.store_wait_s
-        self._queue: queue.Queue[_Waiting | None] = queue.Queue(MAX_QUEUE)
-        self._batch: list[_Waiting] = []
         self.spool = Spool(settings.spool)
         self.health = Health()
-        self._replay_due = not self.spool.empty()
-        self._failed_at = 0.0
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-        self._thread.start()
+        self._loop: asyncio.AbstractEventLoop
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._pending_bytes = 0
+        self._outgoing: list[bytes] = []
+        self._replays: dict[int, asyncio.Future[bool]] = {}
+        self._behind = False
+        """True while calls that ended earlier wait in the spool."""
+        self._queued = 0
+        """Calls that were spooled since the spool was last emptied."""
+        self._open = asyncio.Event()
+        """Cleared for moments, in which new calls are held back."""
+        self._disk = ThreadPoolExecutor(1, "spool")
+        """One thread: what is spooled first stands first."""
+        self._stream: asyncio.StreamWriter | None = None
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._loops: list[asyncio.Future[None]] = []
+        self._closing = False
 
-    async def record(self, call: CapturedCall) -> None:
-        """Return once the call is durable: committed, or spooled. Never raises on a store failure."""
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(call, loop.create_future(), loop)
-        try:
-            self._queue.put_nowait(waiting)
-            await asyncio.wait_for(asyncio.shield(waiting.done), self._wait_s)
-        except (TimeoutError, queue.Full):
-            await asyncio.to_thread(self._spool, waiting)
+    async def start(self) -> None:
+        """Start the writer, and hand it what dead processes had spooled and had in flight."""
+        self._loop = asyncio.get_running_loop()
+        self._open.set()
+        await self._loop.run_in_executor(self._disk, self.spool.adopt)
+        self._behind = not self.spool.empty()
+        loops = (self._keep_writing(), self._keep_replaying(), self._keep_watch())
+        self._loops = [asyncio.ensure_future(loop) for loop in loops]
+        for unfinished, file in await asyncio.to_thread(lambda: list(journal.left_behind(self._settings.spool))):
+            self.health.interrupted += len(unfinished)
+            await asyncio.gather(*(self.record(trace) for trace in unfinished))
+            await asyncio.to_thread(owned.remove, *file)
+
+    async def record(self, trace: Trace, then: Callable[[], None] = lambda: None) -> None:
+        """Return once the call is durable: committed, or spooled. Never raises on a store failure.
+
+        `then` is called once it is durable, also when nobody waits for this any more.
+        """
+        pending = _Pending(encode(trace), then, self._loop.create_future())
+        if not (self._open.is_set() and not self._behind and self._send(pending)):
+            self._task(self._deliver(pending))
+        await pending.done
+
+    async def _deliver(self, pending: _Pending) -> None:
+        """To the writer as soon as calls are not held back, else into the spool."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._wait_s):
+                await self._open.wait()
+        if self._behind or not self._open.is_set() or not self._send(pending):
+            await self._to_spool(pending)
+
+    async def _keep_watch(self) -> None:
+        """What the writer does not answer in time is spooled."""
+        while True:
+            await asyncio.sleep(self._wait_s / 10)
+            late = self._loop.time() - self._wait_s
+            waited = [p for p in self._pending.values() if p.sent_at < late and not p.spooling]
+            if waited:
+                self._refused("the writer did not answer in time")
+            for pending in waited:
+                self._task(self._to_spool(pending))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
+        """Work that goes on when nobody waits for it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def alive(self) -> bool:
         """Whether the writer runs."""
-        return self._thread.is_alive()
+        return self._stream is not None
 
-    def close(self) -> None:
-        """Write what waits, then stop; what the database does not take in time is spooled."""
-        with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)
-        self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():
-            return
-        left = list(self._batch)
-        while not self._queue.empty():
-            if (more := self._queue.get_nowait()) is not None:
-                left.append(more)
-        for waiting in left:
-            self._spool(waiting)
+    async def close(self) -> None:
+        """Let the writer end what it has; what it does not take in time is spooled."""
+        self._closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*(p.done for p in self._pending.values()), return_exceptions=True)
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *(self._to_spool(pending) for pending in list(self._pending.values())))
+        await asyncio.to_thread(self._disk.shutdown)
+        self.spool.close()
 
-    def _run(self) -> None:
-        stop = False
-        while not stop:
-            self._batch, stop = self._next_batch()
-            try:
-                self._write(self._batch)
-            except Exception as error:  # noqa: BLE001 - the thread must outlive whatever a call brings
-                self._note(error, len(self._batch))
-                for waiting in self._batch:
-                    self._spool(waiting)
-            for waiting in self._batch:
-                waiting.tell()
+    # to the writer and back
 
-    def _next_batch(self) -> tuple[list[_Waiting], bool]:
-        """The calls that wait, at least one unless the recorder closes, and whether it does."""
-        batch: list[_Waiting] = []
-        while len(batch) < MAX_BATCH:
-            try:
-                more = self._queue.get(block=not batch)
-            except queue.Empty:
-                break
-            if more is None:
-                return batch, True
-            batch.append(more)
-        return batch, False
-
-    def _write(self, batch: list[_Waiting]) -> None:
-        if self._replay_due and time.monotonic() - self._failed_at > REPLAY_PAUSE_S:
-            self._replay()
-        calls = [waiting.call for waiting in batch]
-        if not calls or self._commit(calls):
-            return
-        for waiting in batch:
-            # One call that cannot be written must not take the others with it.
-            if len(batch) == 1 or not self._commit([waiting.call]):
-                self._spool(waiting)
-
-    def _commit(self, calls: list[CapturedCall]) -> bool:
-        """True when the calls are dealt with: stored, or a single one put aside because it can never be stored."""
-        try:
-            self._store.record(calls)
-        except StoreError as error:
-            self._failed_at = time.monotonic()
-            self._note(error, len(calls))
+    def _send(self, pending: _Pending) -> bool:
+        if self._stream is None or self._pending_bytes > MAX_PENDING_BYTES:
             return False
-        except Exception as error:  # noqa: BLE001 - not the database's fault: the call itself cannot be written
-            self._note(error, len(calls))
-            return len(calls) == 1 and self._reject(calls[0])
-        self.health.stored += len(calls)
+        number = next(self._numbers)
+        pending.sent_at = self._loop.time()
+        self._pending[number] = pending
+        self._pending_bytes += len(pending.encoded)
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(frames.pack(b"C", number, pending.encoded))
         return True
 
-    def _note(self, error: Exception, calls: int) -> None:
-        self.health.failures += 1
-        self.health.last_error = f"{type(error).__name__}: {error}"
-        log.error("calls not stored", calls=calls, error=self.health.last_error)
+    def _flush(self) -> None:
+        """All that this turn of the loop has for the writer, at once."""
+        if self._stream is not None:
+            self._stream.write(b"".join(self._outgoing))
+        self._outgoing.clear()
 
-    def _reject(self, call: CapturedCall) -> bool:
+    async def _keep_writing(self) -> None:
+        """Keep a writer running and read its answers."""
+        while not self._closing:
+            ours, theirs = socket.socketpair()
+            for side in (ours, theirs):
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
+            async with _running(theirs, self._settings):
+                reader, self._stream = await asyncio.open_connection(sock=ours)
+                try:
+                    await self._read(reader)
+                except (OSError, ValueError) as error:
+                    log.error("writer cannot be understood", error=str(error))
+                finally:
+                    self._stream.close()
+                    self._stream = None
+            self._refused("the writer died")
+            self._all_refused()
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        unpacker = frames.Unpacker()
+        while data := await reader.read(2**16):
+            for kind, _, body in unpacker.feed(data):
+                for number in orjson.loads(body):
+                    self._answered(number, kind == b"D")
+
+    def _answered(self, number: int, done: bool) -> None:
+        if (replay := self._replays.pop(number, None)) is not None:
+            replay.set_result(done)
+            return
+        pending = self._pending.pop(number)
+        self._pending_bytes -= len(pending.encoded)
+        if done:
+            self.health.stored += 1
+            pending.settle()
+        else:
+            self._refused("the database refused")
+            self._task(self._to_spool(pending))
+
+    def _all_refused(self) -> None:
+        for number in [*self._pending, *self._replays]:
+            self._answered(number, done=False)
+
+    def _refused(self, why: str) -> None:
+        self._behind = True
+        self.health.refusals += 1
+        self.health.last_error = why
+
+    # the spool
+
+    async def _to_spool(self, pending: _Pending) -> None:
+        if pending.spooling or pending.settled:
+            return
+        pending.spooling = True
+        self._queued += 1
+        self._behind = True
         try:
-            self.spool.reject(call)
-        except (OSError, TypeError, ValueError):
-            return False
-        self.health.rejected += 1
-        with contextlib.suppress(StoreError):
-            self._store.count("rejected_calls", "unwritable")
-        return True
+            await self._loop.run_in_executor(self._disk, self.spool.append, pending.encoded)
+        except OSError as error:
+            self.health.lost += 1
+            self.health.last_error = f"{type(error).__name__}: {error}"
+            log.error("call LOST: neither writer nor spool took it", error=str(error))
+            pending.settle(durable=False)
+        else:
+            self.health.spooled += 1
+            pending.settle()
 
-    def _spool(self, waiting: _Waiting) -> None:
-        with waiting.lock:
-            if waiting.spooled:
-                return
-            waiting.spooled = True
-            try:
-                self.spool.append(waiting.call)
-            except (OSError, TypeError, ValueError) as error:
-                self.health.lost += 1
-                self.health.last_error = f"{type(error).__name__}: {error}"
-                log.error("call LOST: neither database nor spool took it", call=waiting.call.call_id, error=str(error))
-                return
-        self.health.spooled += 1
-        self._replay_due = True
+    async def _keep_replaying(self) -> None:
+        """While calls wait in the spool, ask the writer again and again to bring them in."""
+        recovering = False
+        while True:
+            if not self._behind or self._stream is None or not recovering:
+                await asyncio.sleep(RETRY_S)
+            if self._behind and self._stream is not None:
+                recovering = await self._replay(hold=recovering and self._queued < FEW)
 
-    def _replay(self) -> None:
-        """Bring spooled calls into the store; a file is removed once all its lines are dealt with."""
-        for path in self.spool.take():
-            lines = list(spool_file.read(path))
-            calls = [c for c in lines if c is not None]
-            if not all(self._commit([call]) for call in calls):
-                return
-            if len(calls) < len(lines):
-                self._store.count("spool_lines_unreadable", "cut", len(lines) - len(calls))
-            path.unlink(missing_ok=True)
-            log.info("spool replayed", file=path.name, calls=len(calls))
-        self._replay_due = False
+    async def _replay(self, hold: bool) -> bool:
+        """One round; with `hold`, new calls wait for its end and then go to the writer again."""
+        if hold:
+            self._open.clear()
+        try:
+            self._queued = 0
+            files = await self._loop.run_in_executor(self._disk, self.spool.take)
+            number, done = next(self._numbers), self._loop.create_future()
+            if self._stream is None:
+                return False
+            self._replays[number] = done
+            self._flush()
+            self._stream.write(frames.pack(b"R", number, orjson.dumps([str(path) for path in files])))
+            if not await done:
+                return False
+            await self._loop.run_in_executor(self._disk, self.spool.replayed, files)
+            self._behind = not (hold and self.spool.empty() and self._queued == 0)
+            return True
+        finally:
+            self._open.set()
 
-    def replay_now(self) -> None:
-        """Replay what earlier processes left behind. Call once at start, before serving."""
-        if self._replay_due:
-            try:
-                self._replay()
-            except (OSError, StoreError) as error:
-                self._note(error, 0)
+
+@contextlib.asynccontextmanager
+async def _running(connection: socket.socket, settings: Settings) -> AsyncIterator[None]:
+    """A writer at the other end of `connection`: a process, or a thread where the settings say so."""
+    if not settings.writer_process:
+        writer = Writer(connection, settings.database, settings.spool)
+        thread = threading.Thread(target=_run_and_close, args=(writer, connection), daemon=True)
+        thread.start()
+        yield
+        await asyncio.to_thread(thread.join, CLOSE_S)
+        return
+    environment = {**os.environ, "MOSAIC_DATABASE": settings.database, "MOSAIC_SPOOL": str(settings.spool)}
+    command = [sys.executable, "-m", "proxy.writer", str(connection.fileno())]
+    process = await asyncio.create_subprocess_exec(*command, pass_fds=[connection.fileno()], env=environment)
+    connection.close()
+    try:
+        yield
+    finally:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _run_and_close(writer: Writer, connection: socket.socket) -> None:
+    with connection:
+        writer.run()

@@ -16,13 +16,14 @@ import aiohttp
 import orjson
 import structlog
 
-from adapters.wires.chat import Answer
+from adapters.wires.chat import Shown, Untouched
 from adapters.wires.sse import EventSplitter
 from mosaic.capture import CallStatus
 from mosaic.errors import RequestError
 from mosaic.settings import Settings
 from proxy.access import check_key
-from proxy.exchange import Exchange, open_exchange
+from proxy.exchange import Exchange, open_exchange, origin_of
+from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.upstream import Upstream, shown_headers
 
@@ -42,10 +43,11 @@ log = structlog.get_logger()
 class ModelPath:
     """`/v1/...` and `/t/<trajectory>/v1/...`."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, recorder: Recorder) -> None:
+    def __init__(self, settings: Settings, upstream: Upstream, recorder: Recorder, journal: Journal) -> None:
         self._settings = settings
         self._upstream = upstream
         self._recorder = recorder
+        self._journal = journal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -57,7 +59,11 @@ class ModelPath:
                 await self._pass_through(rest, headers, send)
             elif scope["method"] == "POST" and rest == "chat/completions":
                 raw = await self._body(receive)
-                await self._exchange(open_exchange(raw, headers, trajectory_id, attribution), receive, send)
+                origin = origin_of(headers, trajectory_id, attribution)
+                exchange = open_exchange(raw, origin, headers, self._settings.record)
+                if self._settings.record:
+                    exchange.entry = self._journal.begin(origin, raw)
+                await self._exchange(exchange, receive, send)
             else:
                 raise RequestError(
                     f"{scope['method']} /v1/{rest} is not served.",
@@ -111,10 +117,14 @@ class ModelPath:
                 work.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
             if exchange.status is CallStatus.ABORTED:
-                await self._recorder.record(exchange.captured())
+                await self._record(exchange)
         if not work.cancelled() and (error := work.exception()) is not None:
             log.error("exchange failed", call=exchange.call_id, error=repr(error))
             raise error
+
+    async def _record(self, exchange: Exchange) -> None:
+        if self._settings.record:
+            await self._recorder.record(exchange.trace(), lambda: self._journal.end(exchange.entry))
 
     async def _forward(self, exchange: Exchange, send: Send) -> None:
         try:
@@ -127,63 +137,60 @@ class ModelPath:
                     await self._whole(exchange, response, send)
         except (aiohttp.ClientError, TimeoutError) as error:
             exchange.ended(CallStatus.FAILED, f"engine: {error or type(error).__name__}")
-            if exchange.answer_started:
+            if exchange.event_stream:
                 await self._end_broken_stream(exchange, send)
                 return
             exchange.http_status = 502
-            await self._recorder.record(exchange.captured())
+            await self._record(exchange)
             await self._unreachable(send, error)
 
     async def _whole(self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
         body = await response.read()
-        exchange.first_byte_at = time.time()
+        exchange.pieces.append((time.time(), body))
         if response.status == 200:
-            body = exchange.answer.whole(body)
+            body = exchange.shown.whole(body)
             exchange.ended(CallStatus.OK)
         else:
             body = _with_next_step(response.status, body)
             exchange.ended(CallStatus.FAILED, f"engine answered {response.status}: {_said(body)}")
         headers = [*shown_headers(response.headers), (b"x-mosaic-call-id", exchange.call_id.encode())]
-        if not body:
-            await self._recorder.record(exchange.captured())
-        await _send_start(send, response.status, headers, len(body))
-        if body:
-            await send({"type": "http.response.body", "body": body[:-1], "more_body": True})
-            await self._recorder.record(exchange.captured())
-        await send({"type": "http.response.body", "body": body[-1:], "more_body": False})
+        # Nobody can use a part of it: it is held until it is recorded.
+        await self._record(exchange)
+        await _send_whole(send, response.status, headers, body)
 
     async def _stream(self, exchange: Exchange, response: aiohttp.ClientResponse, send: Send) -> None:
         headers = [*shown_headers(response.headers), (b"x-mosaic-call-id", exchange.call_id.encode())]
         await _send_start(send, 200, headers, None)
-        exchange.answer_started = True
-        splitter, answer, held = EventSplitter(), exchange.answer, b""
-        with _reset_after_the_end(answer):
+        exchange.event_stream = True
+        splitter, shown, held = EventSplitter(), exchange.shown, b""
+        with _reset_after_the_end(shown):
             async for chunk in response.content.iter_any():
                 now = time.time()
-                exchange.first_byte_at = exchange.first_byte_at or now
+                exchange.pieces.append((now, chunk))
+                self._journal.piece(exchange.entry, chunk, now)
                 out = []
                 for event in splitter.feed(chunk):
-                    shown = answer.event(event, now)
-                    if answer.done:
-                        held += shown
+                    part = shown.event(event)
+                    if shown.done:
+                        held += part
                     else:
-                        out.append(shown)
+                        out.append(part)
                 if ready := b"".join(out):
                     await send({"type": "http.response.body", "body": ready, "more_body": True})
-        if answer.error is not None:
-            exchange.ended(CallStatus.FAILED, f"engine: {answer.error}")
-        elif answer.done:
+        if shown.error is not None:
+            exchange.ended(CallStatus.FAILED, f"engine: {shown.error}")
+        elif shown.done:
             exchange.ended(CallStatus.OK)
         else:
             exchange.ended(CallStatus.FAILED, "engine: the stream ended without [DONE]")
             await self._end_broken_stream(exchange, send)
             return
-        await self._recorder.record(exchange.captured())
+        await self._record(exchange)
         await send({"type": "http.response.body", "body": held + splitter.rest(), "more_body": False})
 
     async def _end_broken_stream(self, exchange: Exchange, send: Send) -> None:
         """Tell the client, in its wire's own way, that the stream did not end well."""
-        await self._recorder.record(exchange.captured())
+        await self._record(exchange)
         event = b"data: " + orjson.dumps(_error(exchange.error or "", "upstream_error")) + b"\n\n"
         await send({"type": "http.response.body", "body": event, "more_body": False})
 
@@ -204,12 +211,12 @@ def _attribution(path: str, headers: dict[str, str]) -> tuple[str | None, str, s
 
 
 @contextmanager
-def _reset_after_the_end(answer: Answer) -> Iterator[None]:
+def _reset_after_the_end(shown: Shown | Untouched) -> Iterator[None]:
     """A connection that breaks after the stream's last event has broken nothing."""
     try:
         yield
     except aiohttp.ClientError:
-        if not answer.done:
+        if not shown.done:
             raise
 
 

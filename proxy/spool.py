@@ -1,99 +1,113 @@
-"""Where a call goes when the database cannot take it: one fsynced line per call, replayed later, in order.
+"""Where a call goes when the database cannot take it: one fsynced frame per call, replayed later, in order.
 
-Replaying a line twice is harmless: the store leaves alone what it has. A replay works on files that nobody writes to
+Replaying a call twice is harmless: the store leaves alone what it has. A replay works on files that nobody writes to
 any more, so that spooling never waits for the database.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from mosaic.capture import CapturedCall, from_json, to_json
+import orjson
+
+from proxy import frames, owned
+from proxy.trace import Trace, decode
+
+PREFIX = "calls-"
 
 
 class Spool:
-    """Append-only files of calls. Their names carry the id of the process that wrote them."""
+    """Append-only files of encoded calls, each owned by the process that wrote it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._generation = 0
-        self._used = False
+        self._active: tuple[Path, int] | None = None
+        self._closed: list[tuple[Path, int]] = []
 
-    @property
-    def _active(self) -> Path:
-        return self._folder / f"calls-{os.getpid()}-{self._generation:06}.jsonl"
-
-    def append(self, call: CapturedCall) -> None:
-        """Durable when this returns. Raises `OSError` when the disk refuses, `TypeError` for what is no JSON."""
-        line = to_json(call) + b"\n"
+    def append(self, encoded: bytes) -> None:
+        """Durable when this returns. Raises `OSError` when the disk refuses."""
+        frame = frames.pack(b"C", 0, encoded)
         with self._lock:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with self._active.open("ab") as file:
-                start = file.tell()
-                try:
-                    # A line that an earlier process of this id was writing when it died must not take ours with it.
-                    file.write(line if self._used or start == 0 else b"\n" + line)
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    os.truncate(self._active, start)
-                    raise
-            self._used = True
+            if self._active is None:
+                self._active = owned.create(self._folder, PREFIX)
+            _, descriptor = self._active
+            before = os.fstat(descriptor).st_size
+            try:
+                _write(descriptor, frame)
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, before)
+                raise
+
+    def adopt(self) -> None:
+        """Take over the files of processes that have died."""
+        with self._lock:
+            self._closed += owned.abandoned(self._folder, PREFIX)
 
     def take(self) -> list[Path]:
-        """Files to replay, oldest first: our own, closed to further writing, and those of processes that have died."""
+        """The files to replay, oldest first; the one that was written to is closed to further writing."""
         with self._lock:
-            self._generation += 1
-            self._used = False
-            return self.waiting()
+            if self._active is not None:
+                self._closed.append(self._active)
+                self._active = None
+            return [path for path, _ in sorted(self._closed)]
 
-    def waiting(self) -> list[Path]:
-        """Every file that this process has to replay."""
-        found = {path: _changed(path) for path in self._folder.glob("calls-*.jsonl") if not _foreign(path)}
-        return sorted((p for p in found if found[p] is not None), key=lambda p: (found[p] or 0.0, p.name))
+    def replayed(self, paths: list[Path]) -> None:
+        """All that these files held is dealt with: remove them."""
+        with self._lock:
+            for file in [file for file in self._closed if file[0] in paths]:
+                self._closed.remove(file)
+                owned.remove(*file)
 
     def empty(self) -> bool:
-        """True when nothing waits."""
-        return not self.waiting()
-
-    def reject(self, call: CapturedCall) -> None:
-        """Put a call aside that the store can never take; `rejected.jsonl` is for people to look at."""
+        """True when nothing of ours waits."""
         with self._lock:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / "rejected.jsonl").open("ab") as file:
-                file.write(to_json(call) + b"\n")
-                os.fsync(file.fileno())
+            return self._active is None and not self._closed
+
+    def close(self) -> None:
+        """Let go of the files; whoever starts next takes them over."""
+        with self._lock:
+            for _, descriptor in [*self._closed, *([self._active] if self._active else [])]:
+                os.close(descriptor)
+            self._closed, self._active = [], None
 
 
-def read(path: Path) -> Iterator[CapturedCall | None]:
-    """The calls of a spool file; None for a line that a crash cut short."""
-    for line in path.read_bytes().split(b"\n"):
-        if line:
+def read(path: Path) -> Iterator[Trace | None]:
+    """The calls of a spool file; None for what a crash has cut short or damaged."""
+    with path.open("rb") as file:
+        for body in frames.read(file):
             try:
-                yield from_json(line)
+                yield None if body is None else decode(body)
             except (ValueError, KeyError, TypeError):
                 yield None
 
 
-def _changed(path: Path) -> float | None:
-    """When a file was last written; None when another process has just removed it."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return None
+def waiting_calls(folder: Path) -> int:
+    """Calls that wait in a folder, whichever process wrote them."""
+    found = 0
+    for path in folder.glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            found += sum(1 for body in frames.read(file) if body is not None)
+    return found
 
 
-def _foreign(path: Path) -> bool:
-    """Whether a file belongs to another process that still runs."""
-    try:
-        pid = int(path.stem.split("-")[1])
-        if pid == os.getpid():
-            return False
-        os.kill(pid, 0)
-    except (ValueError, IndexError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True
+def reject(folder: Path, trace: Trace, why: str) -> None:
+    """Put a call aside that the store can never take: a line of `rejected.jsonl`, for people to look at."""
+    texts = {"body": trace.body, "answer": b"".join(piece for _, piece in trace.pieces)}
+    line = {"why": why, "origin": trace.origin, "status": trace.status.value, "error": trace.error}
+    line |= {name: text.decode("utf-8", "backslashreplace") for name, text in texts.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "rejected.jsonl").open("ab") as file:
+        file.write(orjson.dumps(line) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of the data, whatever portion the system takes at once."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

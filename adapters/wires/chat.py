@@ -39,8 +39,11 @@ class Captured:
     inexact_reason: str | None
 
 
-def upstream_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], Wanted]:
-    """The request with our own fields added, and what the client had asked for by itself."""
+def upstream_body(raw: bytes, body: Mapping[str, Any]) -> tuple[bytes, Wanted]:
+    """The request's bytes with our own fields added, and what the client had asked for by itself.
+
+    `body` is what `raw` says. Where the client gave none of these fields, its own bytes go on as they are.
+    """
     options = body.get("stream_options") or {}
     wanted = Wanted(
         logprobs=bool(body.get("logprobs")),
@@ -48,10 +51,12 @@ def upstream_body(body: Mapping[str, Any]) -> tuple[dict[str, Any], Wanted]:
         stream=bool(body.get("stream")),
         stream_usage=bool(options.get("include_usage")),
     )
-    ours: dict[str, Any] = {**body, "logprobs": True, "return_token_ids": True}
+    ours: dict[str, Any] = {"logprobs": True, "return_token_ids": True}
     if wanted.stream:
         ours["stream_options"] = {**options, "include_usage": True}
-    return ours, wanted
+    if body and not ours.keys() & body.keys():
+        return raw.rstrip()[:-1] + b"," + orjson.dumps(ours)[1:], wanted
+    return orjson.dumps({**body, **ours}), wanted
 
 
 @dataclass(slots=True)
@@ -64,34 +69,98 @@ class _ChoiceSoFar:
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-class Answer:
-    """Collects one answer, whole or streamed, while it passes through."""
+class Untouched:
+    """Shows an answer as it is."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: str | None = None
+
+    def whole(self, body: bytes) -> bytes:
+        """The body."""
+        return body
+
+    def event(self, event: bytes) -> bytes:
+        """The event."""
+        self.done = self.done or data_of(event) == DONE
+        return event
+
+
+class Shown:
+    """What the client gets of an answer: what it did not ask for is taken out again."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
+        self.done = False
+        """True once a stream ended as its wire says it must."""
+        self.error: str | None = None
+        """The engine's in-band error, when it sent one."""
+
+    def whole(self, body: bytes) -> bytes:
+        """A whole answer. One that is not understood passes unchanged."""
+        try:
+            parsed = orjson.loads(body)
+            self._strip(parsed, usage=False)
+            return orjson.dumps(parsed)
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            return body
+
+    def event(self, event: bytes) -> bytes:
+        """An event of a stream; empty when the client gets nothing. What is not understood passes unchanged."""
+        data = data_of(event)
+        if data is None:
+            return event
+        if data.strip() == DONE:
+            self.done = True
+            return event
+        try:
+            parsed = orjson.loads(data)
+            if "error" in parsed:
+                self.error = _error_text(parsed["error"])
+            if not self._shown(parsed):
+                return b""
+            self._strip(parsed, usage=not self._wanted.stream_usage)
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+            return event
+        return b"data: " + orjson.dumps(parsed) + b"\n\n"
+
+    def _shown(self, parsed: Mapping[str, Any]) -> bool:
+        """False for the chunk that exists only because we asked for usage."""
+        only_usage = not parsed.get("choices") and parsed.get("usage") is not None
+        return self._wanted.stream_usage or not only_usage
+
+    def _strip(self, parsed: dict[str, Any], *, usage: bool) -> None:
+        """Give back what vLLM sends unasked: null in place of ids and logprobs, no usage in a stream."""
+        wanted = self._wanted
+        if usage:
+            parsed.pop("usage", None)
+        holders = [(parsed, "prompt_token_ids"), *((c, "token_ids") for c in parsed.get("choices") or ())]
+        for holder, name in holders:
+            if not wanted.token_ids and name in holder:
+                holder[name] = None
+        for choice in parsed.get("choices") or ():
+            if not wanted.logprobs and choice.get("logprobs") is not None:
+                choice["logprobs"] = None
+
+
+class Answer:
+    """What the record keeps of an answer, whole or streamed."""
+
+    def __init__(self) -> None:
         self._choices: dict[int, _ChoiceSoFar] = {}
         self._prompt_ids: list[int] | None = None
         self._usage: Mapping[str, Any] | None = None
         self._noted: str | None = None
-        self.done = False
-        """True once the answer ended as its wire says it must."""
-        self.error: str | None = None
-        """The engine's in-band error, when it sent one."""
+        self._done = False
+        self._error: str | None = None
 
-    # whole answers
-
-    def whole(self, body: bytes) -> bytes:
-        """Keep a whole answer and return what the client gets. An answer that is not JSON passes unchanged."""
+    def whole(self, body: bytes) -> None:
+        """Keep a whole answer."""
         try:
-            parsed = orjson.loads(body)
-            self._keep_whole(parsed)
+            self._keep_whole(orjson.loads(body))
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
             self._noted = "unreadable_answer"
-            self.done = True
-            return body
-        self.done = True
-        self._strip(parsed, usage=False)
-        return orjson.dumps(parsed)
+        self._done = True
 
     def _keep_whole(self, parsed: dict[str, Any]) -> None:
         self._prompt_ids = parsed.get("prompt_token_ids")
@@ -102,34 +171,22 @@ class Answer:
             choice.finish_reason = None if raw.get("finish_reason") is None else str(raw["finish_reason"])
             self._keep_tokens(choice, raw)
 
-    # streams
-
-    def event(self, event: bytes, now: float) -> bytes:
-        """Keep one event of a stream and return what the client gets (empty when it gets nothing).
-
-        Whatever is not understood passes unchanged and marks the call inexact: recording never cuts a stream.
-        """
+    def event(self, event: bytes, now: float) -> None:
+        """Keep one event of a stream. What is not understood marks the call inexact."""
         data = data_of(event)
         if data is None:
-            return event
+            return
         if data.strip() == DONE:
-            self.done = True
-            return event
+            self._done = True
+            return
         try:
-            parsed = orjson.loads(data)
-            self._keep_chunk(parsed, now)
-            if not self._shown(parsed):
-                return b""
-            self._strip(parsed, usage=not self._wanted.stream_usage)
+            self._keep_chunk(orjson.loads(data), now)
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
             self._noted = "unreadable_chunk"
-            return event
-        return b"data: " + orjson.dumps(parsed) + b"\n\n"
 
     def _keep_chunk(self, parsed: dict[str, Any], now: float) -> None:
         if "error" in parsed:
-            error = parsed["error"]
-            self.error = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+            self._error = _error_text(parsed["error"])
             return
         if parsed.get("prompt_token_ids") is not None:
             self._prompt_ids = parsed["prompt_token_ids"]
@@ -150,26 +207,6 @@ class Answer:
         content = (raw.get("logprobs") or {}).get("content") or ()
         choice.logprobs += [entry["logprob"] for entry in content]
 
-    def _shown(self, parsed: Mapping[str, Any]) -> bool:
-        """False for the chunk that exists only because we asked for usage."""
-        only_usage = not parsed.get("choices") and parsed.get("usage") is not None
-        return self._wanted.stream_usage or not only_usage
-
-    def _strip(self, parsed: dict[str, Any], *, usage: bool) -> None:
-        """Give back what vLLM sends unasked: null in place of ids and logprobs, no usage in a stream."""
-        wanted = self._wanted
-        if usage:
-            parsed.pop("usage", None)
-        holders = [(parsed, "prompt_token_ids"), *((c, "token_ids") for c in parsed.get("choices") or ())]
-        for holder, name in holders:
-            if not wanted.token_ids and name in holder:
-                holder[name] = None
-        for choice in parsed.get("choices") or ():
-            if not wanted.logprobs and choice.get("logprobs") is not None:
-                choice["logprobs"] = None
-
-    # the end
-
     def captured(self) -> Captured:
         """What was kept, and whether it is exact."""
         try:
@@ -181,9 +218,9 @@ class Answer:
             return Captured((), np.zeros(0, np.int32), None, "unreadable_answer")
 
     def _inexact(self, choices: tuple[Choice, ...]) -> str | None:
-        if self.error is not None:
+        if self._error is not None:
             return "engine_error"
-        if not self.done:
+        if not self._done:
             return "cut"
         if self._noted is not None:
             return self._noted
@@ -210,6 +247,10 @@ def inexact_reason(
     if usage.get("completion_tokens") != sum(len(c.ids_T) for c in choices):
         return "completion_tokens_differ"
     return None if usage.get("prompt_tokens") == len(prompt_ids) else "prompt_tokens_differ"
+
+
+def _error_text(error: object) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
 def _choice(index: int, kept: _ChoiceSoFar) -> Choice:

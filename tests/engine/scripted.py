@@ -73,6 +73,15 @@ def said(content: str, calls: list[dict[str, Any]]) -> list[int]:
     return [*text.encode(), END]
 
 
+def answer_to(body: dict[str, Any], turn: Turn) -> bytes:
+    """The bytes that answer a request, whole or as a stream, without any engine."""
+    choices = [_Choice(index, turn) for index in range(turn.n)]
+    if not body.get("stream"):
+        return json.dumps(_whole(body, turn, choices)).encode()
+    events = [json.dumps(chunk) for chunk in _chunks(body, turn, choices)]
+    return "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
+
+
 @dataclass
 class ScriptedEngine:
     """Use as `async with ScriptedEngine(script).serve() as base_url`."""

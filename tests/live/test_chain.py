@@ -1,12 +1,18 @@
 """The whole chain against the real vLLM, the real deepagents and the real TRL, on a small task."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
+from transformers import AutoTokenizer
 
-from examples.demo.__main__ import Plan, run
+from examples.demo.__main__ import POLICY, Plan, run
+from mosaic.records import Message
 from mosaic.store import Store
+from mosaic.store.checking import check
+from mosaic.store.reading import read_placed
 
 PLAN = Plan(rounds=1, tasks=4, attempts=6, held_out=8, concurrency=16, minibatches=2)
 
@@ -44,7 +50,37 @@ def check_store(store: Store, held_out: int) -> None:
         if link["kind"] != "root" and link["score"] < 0.8
     ]
     assert weak == []
+    # Every prompt of every call is rebuilt from what was new in it, and every message from its digest.
+    assert check(store.database, deep=True) == []
+    check_prompts(store)
     store.close()
+
+
+def check_prompts(store: Store) -> None:
+    """The rebuilt prompt of every call is what the policy's own template makes of its messages and tools."""
+    tokenizer = AutoTokenizer.from_pretrained(POLICY)
+    with store.database.reading() as connection:
+        calls = [call for call, _ in read_placed(connection)]
+    assert len(calls) > 100
+    for call in calls:
+        ids = tokenizer.apply_chat_template(
+            [as_rendered(message) for message in call.messages],
+            tools=call.params.get("tools"),
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        assert call.prompt_ids_P.tolist() == ids
+
+
+def as_rendered(message: Message) -> dict[str, Any]:
+    """A message as vLLM gives it to the template: the arguments of tool calls are objects."""
+    rendered = dict(message)
+    if calls := message.get("tool_calls"):
+        rendered["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return rendered
 
 
 def counted(connection: Connection, query: str) -> dict[str, int]:

@@ -1,0 +1,94 @@
+"""`mosaic doctor`: what is wrong between agent, engine and database, and what to do about it."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import typer
+
+from mosaic.errors import MosaicError
+from mosaic.settings import Settings, load, shown_url
+from mosaic.store import Store
+from mosaic.terminal import JSON, print_json, print_table
+from proxy.spool import waiting_calls
+
+TIMEOUT_S = 3.0
+LOUD = {
+    "rejected_calls": "Look at rejected.jsonl in the spool folder, and report it as a fault of Mosaic's.",
+    "spool_calls_unreadable": "A crash cut spool files short; the calls before the cut are stored.",
+    "inexact_calls": "Calls that cannot be trained, by reason; few are normal (aborted, failed), many are not.",
+    "unlinked_sessions": "Sessions that nothing links to their trajectory; see `mosaic show`.",
+    "late_rewards": "Rewards that came after the trajectory was settled; see reward_window_s.",
+    "left_out_of_training": "What training jobs left out, by reason.",
+    "failed_trajectories": "Attempts whose infrastructure failed; they are not trained.",
+    "truncated_trajectories": "Attempts that were cut short; they are not trained.",
+}
+"""Counters that a person should know of, and what they mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: str
+    """`ok`, `note` or `wrong`."""
+    what: str
+    next_step: str = ""
+
+
+def doctor(as_json: bool = JSON) -> None:
+    """Look at the engine, the database, the spool and the counters; exits with 1 when something is wrong."""
+    found = list(_look(load()))
+    if as_json:
+        print_json([asdict(finding) for finding in found])
+    else:
+        print_table("level finding next", [(f.level, f.what, f.next_step) for f in found])
+    if any(finding.level == "wrong" for finding in found):
+        raise typer.Exit(1)
+
+
+def _look(settings: Settings) -> Iterator[Finding]:
+    yield _engine(settings)
+    yield from _spool(settings)
+    try:
+        store = Store(settings.database)
+    except MosaicError as error:
+        yield Finding("wrong", error.message, error.next_step)
+        return
+    try:
+        yield Finding("ok", f"database {shown_url(settings.database)} can be used")
+        version, path = store.policy()
+        yield Finding("ok", f"live policy version {version}" + (f" ({path})" if path else ""))
+        yield from _counters(store)
+    finally:
+        store.close()
+
+
+def _engine(settings: Settings) -> Finding:
+    request = urllib.request.Request(f"{settings.upstream.rstrip('/')}/models")
+    if settings.upstream_api_key is not None:
+        request.add_header("authorization", f"Bearer {settings.upstream_api_key.get_secret_value()}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+            return Finding("ok", f"engine {settings.upstream} answers")
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return Finding("wrong", f"engine {settings.upstream} does not answer: {reason}", "Start vLLM, or set upstream.")
+
+
+def _spool(settings: Settings) -> Iterator[Finding]:
+    if waiting := waiting_calls(settings.spool):
+        step = "They are stored once a proxy runs and the database takes them; see its log for why it did not."
+        yield Finding("wrong", f"{waiting} calls wait in {settings.spool}", step)
+    else:
+        yield Finding("ok", "no call waits in the spool")
+
+
+def _counters(store: Store) -> Iterator[Finding]:
+    counters = store.counters()
+    for name, meaning in LOUD.items():
+        if reasons := counters.get(name):
+            said = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
+            level = "wrong" if name == "rejected_calls" else "note"
+            yield Finding(level, f"{name.replace('_', ' ')}: {said}", meaning)

@@ -1,0 +1,54 @@
+"""`/metrics` for Prometheus: what this worker's recorder did, what waits in the spool, and the store's counters."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from mosaic.settings import Settings
+from mosaic.store import Store
+from proxy.access import check_key
+from proxy.recorder import Recorder
+from proxy.spool import waiting_calls
+
+
+class _Collector:
+    """Reads the figures when they are asked for."""
+
+    def __init__(self, settings: Settings, store: Store, recorder: Recorder) -> None:
+        self._settings = settings
+        self._store = store
+        self._recorder = recorder
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures."""
+        for name, value in asdict(self._recorder.health).items():
+            if isinstance(value, int):
+                yield CounterMetricFamily(f"mosaic_recorder_{name}", f"Calls {name} by this worker.", value)
+        yield GaugeMetricFamily("mosaic_writer_up", "1 while the writer runs.", int(self._recorder.alive()))
+        waiting = waiting_calls(self._settings.spool)
+        yield GaugeMetricFamily("mosaic_spooled_calls", "Calls that wait for the database.", waiting)
+        yield GaugeMetricFamily("mosaic_policy_version", "The live policy version.", self._store.policy()[0])
+        counters = CounterMetricFamily("mosaic_events", "The store's counters.", labels=["name", "reason"])
+        for name, reasons in self._store.counters().items():
+            for reason, value in reasons.items():
+                counters.add_metric([name, reason], value)
+        yield counters
+
+
+def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
+    """The route, bound to one worker."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(settings, store, recorder))
+    metrics = APIRouter()
+
+    @metrics.get("/metrics")
+    def show(request: Request) -> Response:
+        """Figures in Prometheus' text form."""
+        check_key(settings, request.headers)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return metrics

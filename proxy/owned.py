@@ -1,0 +1,64 @@
+"""Files that belong to one process for as long as it lives, and that others may take over once it has died.
+
+The owner holds an advisory lock (`flock`), which the kernel gives up with the process, however that ends. A process id
+would not do: containers share folders, and ids come back.
+"""
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def create(folder: Path, prefix: str) -> tuple[Path, int]:
+    """A new, empty, locked file and its descriptor (append mode). Its name sorts after those of earlier ones.
+
+    The folder's entry is durable when this returns. Raises `OSError`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{prefix}{time.time_ns():020}-{secrets.token_hex(4)}"
+    making = path.with_name(f".{path.name}")
+    descriptor = os.open(making, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600)
+    try:
+        # Locked under another name first: nobody finds the file before it has its owner.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(making, path)
+        sync_folder(folder)
+    except OSError:
+        os.close(descriptor)
+        making.unlink(missing_ok=True)
+        raise
+    return path, descriptor
+
+
+def abandoned(folder: Path, prefix: str) -> Iterator[tuple[Path, int]]:
+    """The files whose owner has died, oldest first, each now locked by us. Close the descriptor to let go of it."""
+    for path in sorted(folder.glob(f"{prefix}*")):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.stat(path)  # its owner may have removed it between our opening and our locking it
+        except OSError:
+            os.close(descriptor)
+            continue
+        yield path, descriptor
+
+
+def remove(path: Path, descriptor: int) -> None:
+    """Remove a file that we own."""
+    path.unlink(missing_ok=True)
+    os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the folder's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

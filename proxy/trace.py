@@ -1,0 +1,122 @@
+"""A call as bytes: who asked, the request's body, and the answer's pieces as they came, each with its time.
+
+This is what goes to the writer, into the spool and, bit by bit, into the journal; what it means is worked out once, by
+`captured`, off the path of the bytes. It never holds a credential.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from adapters.wires.chat import Answer
+from adapters.wires.sse import EventSplitter
+from mosaic.capture import CallStatus, CapturedCall
+
+_LENGTHS = struct.Struct("<II")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a call comes from: all that is kept of a request besides its body."""
+
+    call_id: str
+    trajectory_id: str | None
+    attribution: str
+    client: str
+    task_key: str | None
+    retry_count: int
+    headers: Mapping[str, str]
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One call, not yet read."""
+
+    origin: Origin
+    body: bytes
+    """The request's body as the client sent it."""
+    pieces: tuple[tuple[float, bytes], ...]
+    """(Unix seconds, bytes) of the engine's answer as it came."""
+    event_stream: bool
+    """Whether the answer is a stream of events; else it is one JSON body, or an error."""
+    status: CallStatus
+    http_status: int
+    error: str | None
+    ended_at: float
+
+
+def encode(trace: Trace) -> bytes:
+    """The trace in one string of bytes, for `decode`. Raises `TypeError` for what is no JSON."""
+    header = orjson.dumps(
+        {
+            "origin": trace.origin,
+            "pieces": [(when, len(piece)) for when, piece in trace.pieces],
+            "event_stream": trace.event_stream,
+            "status": trace.status.value,
+            "http_status": trace.http_status,
+            "error": trace.error,
+            "ended_at": trace.ended_at,
+        }
+    )
+    lengths = _LENGTHS.pack(len(header), len(trace.body))
+    return b"".join([lengths, header, trace.body, *(piece for _, piece in trace.pieces)])
+
+
+def decode(data: bytes) -> Trace:
+    """What `encode` wrote. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+    try:
+        header_length, body_length = _LENGTHS.unpack_from(data)
+    except struct.error as error:
+        raise ValueError("too short") from error
+    at = _LENGTHS.size + header_length
+    header = orjson.loads(data[_LENGTHS.size : at])
+    body = data[at : at + body_length]
+    at += body_length
+    pieces = []
+    for when, length in header.pop("pieces"):
+        pieces.append((when, data[at : at + length]))
+        at += length
+    if at != len(data):
+        raise ValueError("lengths do not fit")
+    origin, status = Origin(**header.pop("origin")), CallStatus(header.pop("status"))
+    return Trace(origin=origin, body=body, pieces=tuple(pieces), status=status, **header)
+
+
+def captured(trace: Trace) -> CapturedCall:
+    """What the store is to keep. Raises `ValueError` for a body that is no chat completion."""
+    body = orjson.loads(trace.body)
+    answer, origin = Answer(), trace.origin
+    if trace.event_stream:
+        splitter = EventSplitter()
+        for when, piece in trace.pieces:
+            for event in splitter.feed(piece):
+                answer.event(event, when)
+    elif trace.status is CallStatus.OK:
+        answer.whole(b"".join(piece for _, piece in trace.pieces))
+    kept = answer.captured()
+    return CapturedCall(
+        call_id=origin.call_id,
+        wire="chat",
+        status=trace.status,
+        http_status=trace.http_status,
+        messages=tuple(body.get("messages") or ()),
+        params={k: v for k, v in body.items() if k != "messages"},
+        choices=kept.choices,
+        prompt_ids_P=kept.prompt_ids_P,
+        usage=kept.usage,
+        inexact_reason=kept.inexact_reason if trace.status is CallStatus.OK else f"call_{trace.status.value}",
+        started_at=origin.started_at,
+        first_byte_at=trace.pieces[0][0] if trace.pieces else None,
+        ended_at=trace.ended_at,
+        trajectory_id=origin.trajectory_id,
+        attribution=origin.attribution,
+        task_key=origin.task_key,
+        client=origin.client,
+        retry_count=origin.retry_count,
+        error=trace.error,
+        streamed=bool(body.get("stream")),
+        headers=origin.headers,
+    )

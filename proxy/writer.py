@@ -1,0 +1,170 @@
+"""The writer: reads calls that were recorded, places them and commits them, many in one transaction.
+
+It runs in a process of its own beside each proxy worker, so that its work takes no time from the event loop. They talk
+in frames over a socket, in order: `C` call and `R` replay of spool files one way; `D` done, `N` not done (numbers) the
+other way. Once a call was refused, all later ones are, until a replay has brought in what was spooled before them:
+calls reach the store in the order in which they ended. When the proxy dies, the writer commits what it was given, and
+ends.
+"""
+
+import contextlib
+import gc
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import orjson
+import structlog
+
+from mosaic import logs
+from mosaic.errors import StoreError
+from mosaic.settings import load
+from mosaic.store import Store
+from proxy import frames, spool
+from proxy.trace import Trace, captured, decode
+
+MAX_BATCH = 256
+"""Most calls in one transaction."""
+RECEIVE_BYTES = 2**20
+
+log = structlog.get_logger()
+Frame = tuple[bytes, int, bytes]
+
+
+class Writer:
+    """One connection's worth of writing."""
+
+    def __init__(self, connection: socket.socket, database: str, folder: Path) -> None:
+        self._connection = connection
+        self._database = database
+        self._folder = folder
+        self._store: Store | None = None
+        self._behind = False
+        """True while calls that ended earlier wait in the spool."""
+
+    def _opened(self) -> Store:
+        """The store, opened when it is first needed: a database that is down at the start may come up."""
+        if self._store is None:
+            self._store = Store(self._database)
+        return self._store
+
+    def run(self) -> None:
+        """Write until the other side closes."""
+        try:
+            self._run()
+        finally:
+            if self._store is not None:
+                self._store.close()
+
+    def _run(self) -> None:
+        for batch in _batches(self._connection):
+            at = 0
+            while at < len(batch):
+                kind, number, body = batch[at]
+                if kind == b"R":
+                    self._answer([number], self._replay([Path(p) for p in orjson.loads(body)]))
+                    at += 1
+                    continue
+                calls = []
+                while at < len(batch) and batch[at][0] == b"C":
+                    calls.append(batch[at])
+                    at += 1
+                self._answer([number for _, number, _ in calls], self._take([body for _, _, body in calls]))
+
+    def _take(self, encoded: Sequence[bytes]) -> bool:
+        self._behind = self._behind or not self._write([decode(one) for one in encoded])
+        return not self._behind
+
+    def _answer(self, numbers: list[int], done: bool) -> None:
+        with contextlib.suppress(OSError):  # the proxy has died: nobody waits
+            self._connection.sendall(frames.pack(b"D" if done else b"N", 0, orjson.dumps(numbers)))
+
+    def _replay(self, paths: Sequence[Path]) -> bool:
+        """Bring spooled calls into the store, file by file; False when the database still refuses."""
+        self._behind = not all(self._replay_file(path) for path in paths)
+        return not self._behind
+
+    def _replay_file(self, path: Path) -> bool:
+        found, replayed, damaged = spool.read(path), 0, 0
+        while some := list(islice(found, MAX_BATCH)):
+            traces = [trace for trace in some if trace is not None]
+            damaged += len(some) - len(traces)
+            if not self._write(traces):
+                return False
+            replayed += len(traces)
+        try:
+            self._opened().count("replayed_calls", "spool", replayed)
+            if damaged:
+                self._opened().count("spool_calls_unreadable", "cut", damaged)
+        except StoreError:
+            return False
+        log.info("spool replayed", file=path.name, calls=replayed)
+        return True
+
+    def _write(self, traces: Sequence[Trace]) -> bool:
+        """True when the calls are dealt with: stored, or put aside because they never can be. False when the database
+        refuses for now."""
+        if not traces:
+            return True
+        try:
+            self._opened().record([captured(trace) for trace in traces])
+        except Exception as error:  # noqa: BLE001 - what is not the database's fault lies in a call
+            log.error("calls not stored", calls=len(traces), error=f"{type(error).__name__}: {error}")
+            if isinstance(error, StoreError) and not error.permanent:
+                return False
+            if len(traces) == 1:
+                return self._reject(traces[0], str(error))
+            # One call that cannot be written must not take the others with it.
+            return all(self._write([trace]) for trace in traces)
+        return True
+
+    def _reject(self, trace: Trace, why: str) -> bool:
+        try:
+            spool.reject(self._folder, trace, why)
+        except OSError as error:
+            log.error("call LOST: it can neither be stored nor put aside", call=trace.origin.call_id, error=str(error))
+        with contextlib.suppress(StoreError):
+            self._opened().count("rejected_calls", "unwritable")
+        return True
+
+
+def _batches(connection: socket.socket) -> Iterator[list[Frame]]:
+    """All frames that have come, at least one; waits only when there is none."""
+    unpacker = frames.Unpacker()
+    waiting: list[Frame] = []
+    while data := _receive(connection):
+        waiting += unpacker.feed(data)
+        if waiting and (len(waiting) >= MAX_BATCH or not select.select([connection], [], [], 0)[0]):
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
+
+
+def _receive(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(RECEIVE_BYTES)
+    except OSError:  # the proxy was killed
+        return b""
+
+
+def main() -> None:
+    """`python -m proxy.writer FD`: settings come as `mosaic serve` got them, its flags as variables."""
+    logs.configure()
+    # Ctrl-C and a supervisor's SIGTERM reach the whole group; we end when the proxy closes, and not before.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    settings = load()
+    # Lineage lives long: looking through it again and again for cycles would cost more than the writing.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        Writer(connection, settings.database, settings.spool).run()
+
+
+if __name__ == "__main__":
+    main()
