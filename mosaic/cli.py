@@ -13,14 +13,14 @@ import orjson
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.tree import Tree
 
-from mosaic import logs
+from mosaic import db_commands, logs, transfer_commands
 from mosaic.errors import MosaicError
-from mosaic.records import Trajectory
+from mosaic.records import Trajectory, TrajectoryState
 from mosaic.settings import load, origins
 from mosaic.store import Store
+from mosaic.terminal import DATABASE, JSON, print_json, print_table
 
 app = typer.Typer(
     help="Train the agent you already run: record its calls, find its sessions, credit them, train, reload.",
@@ -28,9 +28,9 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-
-JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
-DATABASE = typer.Option(None, help="SQLAlchemy URL of the store.")
+app.add_typer(db_commands.app, name="db")
+app.command("export")(transfer_commands.export_)
+app.command("import")(transfer_commands.import_)
 
 
 @app.command()
@@ -38,23 +38,38 @@ def config(as_json: bool = JSON) -> None:
     """Print every setting in force and where it came from."""
     found = origins(load())
     if as_json:
-        _print_json({name: {"value": value, "from": origin} for name, (value, origin) in found.items()})
+        print_json({name: {"value": value, "from": origin} for name, (value, origin) in found.items()})
         return
-    _print_table("setting value from", [(name, value, origin) for name, (value, origin) in found.items()])
+    print_table("setting value from", [(name, value, origin) for name, (value, origin) in found.items()])
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def reward(
     trajectory: str,
     value: str = typer.Argument(help="A number, or `none` when the attempt cannot be scored."),
+    *,
     source: str = typer.Option("cli", help="Who says so."),
     note: str | None = typer.Option(None, help="Anything to remember with it."),
+    session: str | None = typer.Option(None, help="Judge only this session of the trajectory."),
     database: str | None = DATABASE,
 ) -> None:
     """Say how a trajectory went; late and corrected rewards are fine."""
     number = None if value.lower() == "none" else _number(value)
-    _store(database).reward(trajectory, number, source, note)
-    typer.echo(f"{trajectory}: {value}")
+    outcome = _store(database).reward(trajectory, number, source, note, session_id=session)
+    said = "" if outcome.in_force else f" (too late to count: it was {outcome.state.value}; kept, see reward_window_s)"
+    typer.echo(f"{trajectory}: {value}{said}" + (", trained again by the next job" if outcome.reopened else ""))
+
+
+@app.command()
+def end(
+    trajectory: str,
+    *,
+    state: TrajectoryState = typer.Option(TrajectoryState.CLOSED, "--as", help="closed, failed or truncated."),
+    reason: str = typer.Option("cli", help="Why; counted."),
+    database: str | None = DATABASE,
+) -> None:
+    """Say that a trajectory is over; failed and truncated ones are not trained."""
+    typer.echo(f"{trajectory}: {_store(database).end(trajectory, state, reason).value}")
 
 
 @app.command()
@@ -66,9 +81,9 @@ def trajectories(
     """List the newest trajectories with their sessions."""
     found = _store(database).trajectories(limit)
     if as_json:
-        _print_json([asdict(t) for t in found])
+        print_json([asdict(t) for t in found])
         return
-    _print_table(
+    print_table(
         "trajectory state reward sess. comp. sub. calls inexact tokens ver.",
         [
             (
@@ -94,7 +109,7 @@ def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE)
     store = _store(database)
     found, links = store.trajectory(trajectory), store.links(trajectory)
     if as_json:
-        _print_json({"trajectory_id": trajectory, "reward": found.reward, "state": found.state, "sessions": links})
+        print_json({"trajectory_id": trajectory, "reward": found.reward, "state": found.state, "sessions": links})
         return
     Console().print(_tree(found, links))
 
@@ -139,7 +154,8 @@ def main() -> None:
 
 
 def _store(database: str | None) -> Store:
-    return Store(load(database=database).database)
+    settings = load(database=database)
+    return Store(settings.database, settings.reward_window_s)
 
 
 def _number(text: str) -> float:
@@ -147,15 +163,3 @@ def _number(text: str) -> float:
         return float(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is neither a number nor `none`") from None
-
-
-def _print_json(value: object) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
-
-
-def _print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
-    table = Table(*columns.split(), box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console().print(table)

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,70 @@ def test_a_reward_may_be_negative_but_not_infinite(tmp_path: Path, database: str
         assert "finite" in mosaic(tmp_path, "reward", "run-17", odd, "--database", database).stderr
 
 
+FIRST_RELEASE = Path(__file__).parent / "store" / "first_release.sql"
+
+
+def test_a_database_of_the_first_release_is_refused_then_upgraded(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "mosaic.db") as made:
+        made.executescript(FIRST_RELEASE.read_text(encoding="utf-8"))
+    made.close()
+    where = ("--database", f"sqlite:///{tmp_path}/mosaic.db")
+    refused = mosaic(tmp_path, "trajectories", *where)
+    assert (refused.returncode, "run `mosaic db upgrade`" in refused.stderr) == (3, True)
+    done = mosaic(tmp_path, "db", "upgrade", *where)
+    assert (done.returncode, "upgraded from 0001 to" in done.stdout) == (0, True)
+    assert "already" in mosaic(tmp_path, "db", "upgrade", *where).stdout
+    assert mosaic(tmp_path, "db", "check", "--deep", *where).stdout == "sound\n"
+
+
+def test_a_sound_database_passes_and_a_broken_one_exits_with_3(tmp_path: Path, database: str) -> None:
+    assert mosaic(tmp_path, "db", "check", "--database", database).returncode == 0
+    with sqlite3.connect(tmp_path / "mosaic.db") as raw:
+        raw.execute("delete from messages where depth = 0")
+    raw.close()
+    done = mosaic(tmp_path, "db", "check", "--json", "--database", database)
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert {finding["severity"] for finding in found} == {"broken"}
+    assert all(finding["how_many"] and finding["next_step"] for finding in found)
+    shown = mosaic(tmp_path, "db", "check", "--deep", "--database", database, COLUMNS="200")
+    assert (shown.returncode, "lost the one before" in shown.stdout) == (3, True)
+
+
+def test_stats_count_rows_and_calls(tmp_path: Path, database: str) -> None:
+    found = json.loads(mosaic(tmp_path, "db", "stats", "--json", "--database", database).stdout)
+    assert (found["calls"]["exact"], found["calls"]["by_status"]) == (5, {"ok": 5})
+    assert (found["tables"]["sessions"]["rows"], found["trajectories"]) == (2, {"open": 1})
+    shown = mosaic(tmp_path, "db", "stats", "--database", database).stdout
+    assert "KiB" in shown
+    assert "bytes/token" in shown
+
+
+def test_old_trajectories_are_pruned_by_age_and_state_and_a_dry_run_removes_nothing(
+    tmp_path: Path, database: str
+) -> None:
+    def prune(*arguments: str) -> dict[str, int]:
+        done = mosaic(tmp_path, "db", "prune", "--older-than", "30d", *arguments, "--json", "--database", database)
+        assert (done.returncode, done.stderr) == (0, "")
+        found: dict[str, int] = json.loads(done.stdout)
+        return found
+
+    assert prune()["trajectories"] == 0  # It is open.
+    assert prune("--state", "open", "--dry-run")["calls"] == 5
+    mosaic(tmp_path, "reward", "run-17", "1", "--database", database)
+    assert prune("--state", "trained", "--state", "failed")["trajectories"] == 0
+    assert prune("--keep-trained-since", "0")["calls"] == 5
+    assert json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout) == []
+
+
+def test_a_prune_says_what_it_did(tmp_path: Path, database: str) -> None:
+    arguments = ("db", "prune", "--older-than", "1w", "--state", "open", "--database", database)
+    assert mosaic(tmp_path, *arguments, "--dry-run").stdout.startswith(
+        "would remove 1 trajectories, 2 sessions, 5 calls"
+    )
+    assert mosaic(tmp_path, *arguments).stdout.startswith("removed 1 trajectories, 2 sessions, 5 calls")
+
+
 def test_a_database_password_is_shown_nowhere(tmp_path: Path) -> None:
     shown = mosaic(tmp_path, "config", MOSAIC_DATABASE="postgresql://me:s3cret@nowhere/x").stdout
     assert "nowhere" in shown
@@ -62,7 +127,7 @@ def test_a_variable_that_names_no_setting_is_refused(tmp_path: Path) -> None:
 
 def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
     listed = mosaic(tmp_path, "--help", COLUMNS="200").stdout
-    for command in ("serve", "train", "trajectories", "show", "reward", "config"):
+    for command in ("serve", "train", "trajectories", "show", "reward", "config", "db"):
         assert command in listed
 
 
@@ -94,6 +159,8 @@ BAD = {
     ),
     "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic trajectories"),
     "a checkpoint that is not there": (["train", "--model", "/nowhere"], "", 2, "config.json"),
+    "a prune without an age": (["db", "prune"], "", 2, "--older-than 30d --dry-run"),
+    "a prune with an odd age": (["db", "prune", "--older-than", "soon"], "", 2, "30d"),
     "an upstream without /v1": (["serve", "--upstream", "http://localhost:8000"], "", 2, "localhost:8000/v1"),
     "no checkpoint to start from": (["train"], "", 2, "--model"),
     "an unknown credit rule": (["train", "--model", "/nowhere", "--credit", "luck"], "", 2, "broadcast"),
