@@ -51,11 +51,11 @@ def test_any_division_of_calls_among_writers_gives_one_answer(
     ]
     calls = [call for run in runs for call in run]
     calls = list({call.call_id: call for call in calls}.values())
+    chosen = data.draw(st.lists(st.integers(0, 3), min_size=len(calls), max_size=len(calls)))
     alone = Store(f"sqlite:///{folder}/alone.db")
     alone.record(calls)
     writers = [Store(f"sqlite:///{folder}/shared.db") for _ in range(3)]
-    for call in calls:
-        writer = data.draw(st.integers(0, 3))
+    for call, writer in zip(calls, chosen, strict=True):
         if writer == 3:  # one dies, and another takes its place
             writers[0].close()
             writers[0] = Store(f"sqlite:///{folder}/shared.db")
