@@ -67,6 +67,11 @@ class Lineage:
         """Drop what is remembered of a pool, so that it is restored from the store when next needed."""
         self._pools.pop(pool_key, None)
 
+    def trajectories(self, pool_key: str) -> set[str]:
+        """The trajectories of a pool."""
+        pool = self._pools.get(pool_key)
+        return set() if pool is None else set(pool.trajectory_sessions)
+
     def forget_oldest(self, limit: int) -> list[str]:
         """Forget the pools that got no call for longest until `limit` are left; returns those forgotten."""
         forgotten = list(self._pools)[: max(0, len(self._pools) - limit)]

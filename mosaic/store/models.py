@@ -139,7 +139,7 @@ class CallRow(Base):
 
     __table_args__ = (
         Index("ix_calls_trajectory_id_seq", "trajectory_id", "seq"),
-        Index("ix_calls_client_seq", "client", "seq"),
+        Index("ix_calls_client_attribution_seq", "client", "attribution", "seq"),
         # A row number is never given twice, also after pruning: processes remember how far they have read.
         {"sqlite_autoincrement": True},
     )

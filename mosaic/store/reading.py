@@ -65,7 +65,7 @@ class _Tokens:
         return self._prompts[call_id]
 
     def _after_choice(self, call_id: str, choice: int) -> IdArray:
-        row = next(r for r in self.rows(call_id) if r["choice"] == choice)
+        row = {row["choice"]: row for row in self.rows(call_id)}[choice]
         return np.concatenate([self.prompt(call_id), unpack_ids(row["sampled"])])
 
     def after(self, call_id: str) -> dict[int, IdArray]:

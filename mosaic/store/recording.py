@@ -73,6 +73,14 @@ class Recording:
         self._lineage.forget(key)
         self._placed_to.pop(key, None)
 
+    def _forget_pruned(self, connection: Connection) -> None:
+        """Forget the pools in which a trajectory is no longer there."""
+        pools = {key: self._lineage.trajectories(key) for key in self._placed_to}
+        there = _sessions_of(connection, set().union(*pools.values()))
+        for key, trajectory_ids in pools.items():
+            if not trajectory_ids <= there.keys():
+                self._forget(key)
+
     def _look_around(self, connection: Connection) -> None:
         """Notice new policy versions, removed rows and the pools in which others have written."""
         top, prunes, live = _SITUATION.run(connection).one()
@@ -80,8 +88,7 @@ class Recording:
             self._timeline, self._live = read_timeline(connection), live
         if prunes != self._prunes:
             self._writer.forget()
-            for key in list(self._placed_to):
-                self._forget(key)
+            self._forget_pruned(connection)
             self._prunes = prunes
         if self._seen is not None and (top or 0) > self._seen:
             written = select(CallRow.trajectory_id, CallRow.attribution, CallRow.client)

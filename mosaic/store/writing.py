@@ -365,7 +365,7 @@ def _is_large(value: object) -> bool:
 
 @cache
 def _insert_new(table: type[Base], columns: tuple[str, ...]) -> Statement:
-    values = {name: bindparam(name) for name in columns}
+    values: dict[str, Any] = {name: bindparam(name) for name in columns}
     return Statement(lambda dialect: dialect.insert(table).values(values).on_conflict_do_nothing().inline())
 
 

@@ -123,7 +123,7 @@ def test_a_damaged_page_of_the_file_is_found(tmp_path: Path) -> None:
     store.record(linear(Recording("run")))
     store.close()
     with sqlite3.connect(path) as raw:
-        (page,) = raw.execute("select pageno from dbstat where name = 'ix_calls_client_seq'").fetchone()
+        (page,) = raw.execute("select pageno from dbstat where name = 'ix_calls_client_attribution_seq'").fetchone()
     raw.close()
     content = bytearray(path.read_bytes())
     content[(page - 1) * 4096 : page * 4096] = bytes(4096)

@@ -54,7 +54,7 @@ def upgrade() -> None:
         batch_op.alter_column(
             "inexact_reason", existing_type=sa.VARCHAR(length=64), type_=sa.Text(), existing_nullable=True
         )
-        batch_op.create_index("ix_calls_client_seq", ["client", "seq"], unique=False)
+        batch_op.create_index("ix_calls_client_attribution_seq", ["client", "attribution", "seq"], unique=False)
         batch_op.create_index(batch_op.f("ix_calls_message_id"), ["message_id"], unique=False)
         batch_op.create_index(batch_op.f("ix_calls_params_id"), ["params_id"], unique=False)
 
