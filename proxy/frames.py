@@ -2,16 +2,30 @@
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 _HEAD = struct.Struct("<cQII")
 """Kind, number, bytes that follow, their CRC-32."""
 
 
-def pack(kind: bytes, number: int, body: bytes = b"") -> bytes:
+def head(kind: bytes, number: int, parts: Sequence[bytes]) -> bytes:
+    """What stands before the parts of a frame's body."""
+    check = 0
+    for part in parts:
+        check = zlib.crc32(part, check)
+    return _HEAD.pack(kind, number, sum(map(len, parts)), check)
+
+
+def numbered(head: bytes, number: int) -> bytes:
+    """The head with another number; the checksum does not cover it."""
+    kind, _, length, check = _HEAD.unpack(head)
+    return _HEAD.pack(kind, number, length, check)
+
+
+def pack(kind: bytes, number: int, *parts: bytes) -> bytes:
     """One frame."""
-    return _HEAD.pack(kind, number, len(body), zlib.crc32(body)) + body
+    return b"".join([head(kind, number, parts), *parts])
 
 
 class Unpacker:
@@ -38,14 +52,13 @@ class Unpacker:
 
 
 def read(file: BinaryIO) -> Iterator[bytes | None]:
-    """The bodies of a file's frames; ends with None when the last one was cut short or anything is damaged."""
+    """The bodies of a file's frames; None for one that is damaged, or cut short, which is the last."""
     while head := file.read(_HEAD.size):
         if len(head) < _HEAD.size:
             yield None
             return
-        _, _, length, check = _HEAD.unpack(head)
+        kind, _, length, check = _HEAD.unpack(head)
         body = file.read(length)
-        if len(body) < length or zlib.crc32(body) != check:
-            yield None
-            return
-        yield body
+        yield body if kind == b"C" and zlib.crc32(body) == check else None
+        if kind != b"C" or len(body) < length:
+            return  # what follows cannot be told apart

@@ -17,7 +17,7 @@ import structlog
 
 from mosaic.capture import CallStatus
 from proxy import owned
-from proxy.trace import Origin, Trace
+from proxy.trace import Origin, Trace, origin_from
 
 PREFIX = "inflight-"
 SEGMENT_BYTES = 16 * 2**20
@@ -75,7 +75,7 @@ class Journal:
 
     def piece(self, entry: Entry | None, piece: bytes, now: float) -> None:
         """A piece of the call's answer has come."""
-        if entry is not None:
+        if entry is not None and entry.segment in self._segments:
             try:
                 _append(entry, b"P", piece, now)
             except OSError as error:
@@ -83,7 +83,7 @@ class Journal:
 
     def end(self, entry: Entry | None) -> None:
         """The call is recorded: nothing of it need be kept."""
-        if entry is None or entry.number not in entry.segment.open:
+        if entry is None or entry.number not in entry.segment.open or entry.segment not in self._segments:
             return
         segment = entry.segment
         segment.open.discard(entry.number)
@@ -129,10 +129,12 @@ def _append(entry: Entry, kind: bytes, body: bytes, now: float) -> None:
     segment.ends.clear()
 
 
-def left_behind(folder: Path) -> Iterator[tuple[list[Trace], tuple[Path, int]]]:
+def left_behind(folder: Path) -> list[tuple[list[Trace], tuple[Path, int]]]:
     """For each journal of a dead process: its calls in flight, and the file, to remove once they are recorded."""
+    found = []
     for path, descriptor in owned.abandoned(folder, PREFIX):
-        yield sorted(_unfinished(path.read_bytes()), key=lambda trace: trace.ended_at), (path, descriptor)
+        found.append((sorted(_unfinished(path.read_bytes()), key=lambda t: t.ended_at), (path, descriptor)))
+    return found
 
 
 def _unfinished(data: bytes) -> Iterator[Trace]:
@@ -153,7 +155,10 @@ def _unfinished(data: bytes) -> Iterator[Trace]:
             calls.pop(number, None)
     for opening, pieces in calls.values():
         origin, _, body = opening.partition(b"\n")
-        yield _interrupted(Origin(**orjson.loads(origin)), body, tuple(pieces))
+        try:
+            yield _interrupted(origin_from(orjson.loads(origin)), body, tuple(pieces))
+        except (ValueError, TypeError, AttributeError) as error:
+            log.error("a call in flight cannot be read", error=str(error))
 
 
 def _interrupted(origin: Origin, body: bytes, pieces: tuple[tuple[float, bytes], ...]) -> Trace:

@@ -29,8 +29,8 @@ async def running(store: Store, settings: Settings) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        await asyncio.to_thread(house.close)
         await asyncio.gather(task, return_exceptions=True)
+        await house.close()
 
 
 class House:
@@ -41,12 +41,14 @@ class House:
         self._settings = settings
         self._owner = f"proxy-{secrets.token_hex(6)}"
         self._closing = threading.Event()
+        self._round: asyncio.Future[bool] | None = None
 
     async def keep(self) -> None:
         """A round every minute, in a thread."""
         while True:
             try:
-                await asyncio.to_thread(self.once)
+                self._round = asyncio.ensure_future(asyncio.to_thread(self.once))
+                await asyncio.shield(self._round)
             except StoreError as error:
                 log.warning("housekeeping put off", error=str(error))
             await asyncio.sleep(EVERY_S)
@@ -70,8 +72,10 @@ class House:
             raise StoreError("the server stops.")
         self._store.take_lease("maintenance", self._owner, LEASE_S)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop after the batch at hand, and leave the lease to others."""
         self._closing.set()
+        if self._round is not None:  # its thread has a connection of the store's
+            await asyncio.gather(self._round, return_exceptions=True)
         with contextlib.suppress(StoreError):
-            self._store.give_lease("maintenance", self._owner)
+            await asyncio.to_thread(self._store.give_lease, "maintenance", self._owner)

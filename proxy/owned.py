@@ -4,6 +4,7 @@ The owner holds an advisory lock (`flock`), which the kernel gives up with the p
 would not do: containers share folders, and ids come back.
 """
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -53,6 +54,25 @@ def remove(path: Path, descriptor: int) -> None:
     """Remove a file that we own."""
     path.unlink(missing_ok=True)
     os.close(descriptor)
+
+
+def set_aside(path: Path, descriptor: int) -> None:
+    """Keep a file that we own and that cannot be read in full, under a name that nobody takes over."""
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(path.with_name(f"damaged-{path.name}"))
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Of all processes on this folder, one at a time is in here. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,6 +16,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -33,6 +35,12 @@ RETRY_S = 1.0
 """Seconds after a refusal before the writer is tried again."""
 CLOSE_S = 5.0
 """Seconds that the writer gets to end; what it then still holds is spooled."""
+STUCK_S = 60.0
+"""Seconds after which a writer that has work and answers nothing is ended, and a new one started."""
+LARGE = 2**20
+"""Bytes from which a call's checksum is worked out beside the event loop."""
+BYTES_A_SECOND = 20e6
+"""A large call gets that much more time to be stored."""
 FEW = 200
 """Spooled calls at which new ones are held back for a moment, so that the spool can run dry under load."""
 
@@ -58,14 +66,20 @@ class Health:
 class _Pending:
     """A call on its way to the writer."""
 
-    encoded: bytes
+    parts: list[bytes]
+    """The encoded call."""
     then: Callable[[], None]
     done: "asyncio.Future[None]"
     """What the model path waits for; it is cancelled when nobody waits any more."""
-    sent_at: float = 0.0
-    """Seconds on the loop's clock; 0 unless the writer has it."""
+    due: float
+    """Time on the loop's clock at which it is spooled if the writer has not answered."""
     spooling: bool = False
     settled: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(len, self.parts))
 
     def settle(self, durable: bool = True) -> None:
         """The call is durable (or lost for good): whoever waits may go on."""
@@ -92,15 +106,19 @@ class Recorder:
         self._pending_bytes = 0
         self._outgoing: list[bytes] = []
         self._replays: dict[int, asyncio.Future[bool]] = {}
+        self._answered_at = 0.0
+        """Time on the loop's clock at which the writer last answered, or had nothing to answer."""
         self._behind = False
         """True while calls that ended earlier wait in the spool."""
         self._queued = 0
         """Calls that were spooled since the spool was last emptied."""
+        self._to_disk: list[_Pending] = []
         self._open = asyncio.Event()
         """Cleared for moments, in which new calls are held back."""
         self._disk = ThreadPoolExecutor(1, "spool")
         """One thread: what is spooled first stands first."""
         self._stream: asyncio.StreamWriter | None = None
+        self._end_writer: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Future[None]] = set()
         self._loops: list[asyncio.Future[None]] = []
         self._closing = False
@@ -109,43 +127,60 @@ class Recorder:
         """Start the writer, and hand it what dead processes had spooled and had in flight."""
         self._loop = asyncio.get_running_loop()
         self._open.set()
-        await self._loop.run_in_executor(self._disk, self.spool.adopt)
+        left_behind = await self._loop.run_in_executor(self._disk, self._adopt)
         self._behind = not self.spool.empty()
         loops = (self._keep_writing(), self._keep_replaying(), self._keep_watch())
         self._loops = [asyncio.ensure_future(loop) for loop in loops]
-        for unfinished, file in await asyncio.to_thread(lambda: list(journal.left_behind(self._settings.spool))):
+        for unfinished, file in left_behind:
             self.health.interrupted += len(unfinished)
             await asyncio.gather(*(self.record(trace) for trace in unfinished))
             await asyncio.to_thread(owned.remove, *file)
+
+    def _adopt(self) -> list[tuple[list[Trace], tuple[Path, int]]]:
+        """Take over what dead processes left, all of it at once: a call that stands in a spool file may still be open
+        in the journal, and whoever replays the one must be the one that records the other, after it."""
+        with owned.alone(self._settings.spool):
+            self.spool.adopt()
+            return journal.left_behind(self._settings.spool)
 
     async def record(self, trace: Trace, then: Callable[[], None] = lambda: None) -> None:
         """Return once the call is durable: committed, or spooled. Never raises on a store failure.
 
         `then` is called once it is durable, also when nobody waits for this any more.
         """
-        pending = _Pending(encode(trace), then, self._loop.create_future())
-        if not (self._open.is_set() and not self._behind and self._send(pending)):
-            self._task(self._deliver(pending))
+        parts = encode(trace)
+        size = sum(map(len, parts))
+        due = self._loop.time() + self._wait_s + size / BYTES_A_SECOND
+        pending = _Pending(parts, then, self._loop.create_future(), due)
+        head = frames.head(b"C", 0, parts) if size < LARGE else await asyncio.to_thread(frames.head, b"C", 0, parts)
+        if not (self._open.is_set() and not self._behind and self._send(pending, head)):
+            self._task(self._deliver(pending, head))
         await pending.done
 
-    async def _deliver(self, pending: _Pending) -> None:
+    async def _deliver(self, pending: _Pending, head: bytes) -> None:
         """To the writer as soon as calls are not held back, else into the spool."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout_at(pending.due):
                 await self._open.wait()
-        if self._behind or not self._open.is_set() or not self._send(pending):
+        if self._behind or not self._open.is_set() or not self._send(pending, head):
             await self._to_spool(pending)
 
     async def _keep_watch(self) -> None:
-        """What the writer does not answer in time is spooled."""
+        """What the writer does not answer in time is spooled; one that answers nothing for long is ended."""
         while True:
             await asyncio.sleep(self._wait_s / 10)
-            late = self._loop.time() - self._wait_s
-            waited = [p for p in self._pending.values() if p.sent_at < late and not p.spooling]
+            now = self._loop.time()
+            waited = [p for p in self._pending.values() if p.due < now and not p.spooling]
             if waited:
                 self._refused("the writer did not answer in time")
             for pending in waited:
                 self._task(self._to_spool(pending))
+            if not self._pending and not self._replays:
+                self._answered_at = now
+            elif now - self._answered_at > STUCK_S:
+                log.error("writer ended: it had not answered for long", seconds=STUCK_S)
+                self._answered_at = now
+                self._end_writer()
 
     def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
         """Work that goes on when nobody waits for it."""
@@ -173,56 +208,63 @@ class Recorder:
 
     # to the writer and back
 
-    def _send(self, pending: _Pending) -> bool:
+    def _send(self, pending: _Pending, head: bytes) -> bool:
         if self._stream is None or self._pending_bytes > MAX_PENDING_BYTES:
             return False
         number = next(self._numbers)
-        pending.sent_at = self._loop.time()
         self._pending[number] = pending
-        self._pending_bytes += len(pending.encoded)
+        self._pending_bytes += pending.size
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        self._outgoing.append(frames.pack(b"C", number, pending.encoded))
+        self._outgoing += [frames.numbered(head, number), *pending.parts]
         return True
 
     def _flush(self) -> None:
         """All that this turn of the loop has for the writer, at once."""
         if self._stream is not None:
-            self._stream.write(b"".join(self._outgoing))
+            self._stream.writelines(self._outgoing)
         self._outgoing.clear()
 
     async def _keep_writing(self) -> None:
         """Keep a writer running and read its answers."""
         while not self._closing:
-            ours, theirs = socket.socketpair()
+            try:
+                await self._one_writer()
+            except (OSError, ValueError) as error:  # no process or descriptor to be had, or nonsense from it
+                log.error("writer failed", error=str(error))
+            self._refused("the writer died")
+            await asyncio.sleep(RETRY_S)
+
+    async def _one_writer(self) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
             for side in (ours, theirs):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
-            async with _running(theirs, self._settings):
+            async with _running(theirs, self._settings) as self._end_writer:
                 reader, self._stream = await asyncio.open_connection(sock=ours)
                 try:
                     await self._read(reader)
-                except (OSError, ValueError) as error:
-                    log.error("writer cannot be understood", error=str(error))
                 finally:
                     self._stream.close()
                     self._stream = None
-            self._refused("the writer died")
-            self._all_refused()
-            await asyncio.sleep(RETRY_S)
+                    # At once, before later calls find the writer gone: they follow these into the spool.
+                    self._all_refused()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         unpacker = frames.Unpacker()
         while data := await reader.read(2**16):
+            self._answered_at = self._loop.time()
             for kind, _, body in unpacker.feed(data):
                 for number in orjson.loads(body):
                     self._answered(number, kind == b"D")
 
     def _answered(self, number: int, done: bool) -> None:
         if (replay := self._replays.pop(number, None)) is not None:
-            replay.set_result(done)
+            if not replay.done():
+                replay.set_result(done)
             return
         pending = self._pending.pop(number)
-        self._pending_bytes -= len(pending.encoded)
+        self._pending_bytes -= pending.size
         if done:
             self.health.stored += 1
             pending.settle()
@@ -242,21 +284,36 @@ class Recorder:
     # the spool
 
     async def _to_spool(self, pending: _Pending) -> None:
+        """Together with all others that have come to be spooled meanwhile: one fsync makes them durable."""
         if pending.spooling or pending.settled:
             return
         pending.spooling = True
         self._queued += 1
         self._behind = True
+        self._to_disk.append(pending)
+        if len(self._to_disk) > 1:
+            return  # whoever came first takes this one along
+        while self._to_disk:
+            batch = list(self._to_disk)
+            await self._append(batch)
+            del self._to_disk[: len(batch)]
+
+    async def _append(self, batch: list[_Pending]) -> None:
         try:
-            await self._loop.run_in_executor(self._disk, self.spool.append, pending.encoded)
+            await self._loop.run_in_executor(self._disk, self.spool.append, *(p.parts for p in batch))
         except OSError as error:
+            if len(batch) > 1:  # some of them may fit
+                for pending in batch:
+                    await self._append([pending])
+                return
             self.health.lost += 1
             self.health.last_error = f"{type(error).__name__}: {error}"
             log.error("call LOST: neither writer nor spool took it", error=str(error))
-            pending.settle(durable=False)
+            batch[0].settle(durable=False)
         else:
-            self.health.spooled += 1
-            pending.settle()
+            self.health.spooled += len(batch)
+            for pending in batch:
+                pending.settle()
 
     async def _keep_replaying(self) -> None:
         """While calls wait in the spool, ask the writer again and again to bring them in."""
@@ -265,12 +322,17 @@ class Recorder:
             if not self._behind or self._stream is None or not recovering:
                 await asyncio.sleep(RETRY_S)
             if self._behind and self._stream is not None:
-                recovering = await self._replay(hold=recovering and self._queued < FEW)
+                try:
+                    recovering = await self._replay(hold=recovering and self._queued < FEW)
+                except OSError as error:
+                    recovering = False
+                    log.error("spool not replayed", error=str(error))
 
     async def _replay(self, hold: bool) -> bool:
         """One round; with `hold`, new calls wait for its end and then go to the writer again."""
         if hold:
             self._open.clear()
+            release = self._loop.call_later(self._wait_s / 2, self._open.set)
         try:
             self._queued = 0
             files = await self._loop.run_in_executor(self._disk, self.spool.take)
@@ -286,17 +348,19 @@ class Recorder:
             self._behind = not (hold and self.spool.empty() and self._queued == 0)
             return True
         finally:
+            if hold:
+                release.cancel()
             self._open.set()
 
 
 @contextlib.asynccontextmanager
-async def _running(connection: socket.socket, settings: Settings) -> AsyncIterator[None]:
-    """A writer at the other end of `connection`: a process, or a thread where the settings say so."""
+async def _running(connection: socket.socket, settings: Settings) -> AsyncIterator[Callable[[], None]]:
+    """A writer at the other end of `connection`: a process, or a thread where the settings say so. Yields its end."""
     if not settings.writer_process:
         writer = Writer(connection, settings.database, settings.spool)
         thread = threading.Thread(target=_run_and_close, args=(writer, connection), daemon=True)
         thread.start()
-        yield
+        yield lambda: None
         await asyncio.to_thread(thread.join, CLOSE_S)
         return
     environment = {**os.environ, "MOSAIC_DATABASE": settings.database, "MOSAIC_SPOOL": str(settings.spool)}
@@ -304,14 +368,19 @@ async def _running(connection: socket.socket, settings: Settings) -> AsyncIterat
     process = await asyncio.create_subprocess_exec(*command, pass_fds=[connection.fileno()], env=environment)
     connection.close()
     try:
-        yield
+        yield partial(_kill, process)
     finally:
         try:
             async with asyncio.timeout(CLOSE_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            _kill(process)
             await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 def _run_and_close(writer: Writer, connection: socket.socket) -> None:

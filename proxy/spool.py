@@ -7,7 +7,7 @@ any more, so that spooling never waits for the database.
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import orjson
@@ -27,16 +27,17 @@ class Spool:
         self._active: tuple[Path, int] | None = None
         self._closed: list[tuple[Path, int]] = []
 
-    def append(self, encoded: bytes) -> None:
-        """Durable when this returns. Raises `OSError` when the disk refuses."""
-        frame = frames.pack(b"C", 0, encoded)
+    def append(self, *calls: Sequence[bytes]) -> None:
+        """All the encoded calls are durable when this returns. Raises `OSError` when the disk refuses; then none is."""
         with self._lock:
-            if self._active is None:
+            if self._active is None or os.fstat(self._active[1]).st_nlink == 0:  # somebody has removed it
                 self._active = owned.create(self._folder, PREFIX)
             _, descriptor = self._active
             before = os.fstat(descriptor).st_size
             try:
-                _write(descriptor, frame)
+                for parts in calls:
+                    for part in (frames.head(b"C", 0, parts), *parts):
+                        _write(descriptor, part)
                 os.fsync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, before)
@@ -60,7 +61,10 @@ class Spool:
         with self._lock:
             for file in [file for file in self._closed if file[0] in paths]:
                 self._closed.remove(file)
-                owned.remove(*file)
+                if sum(call is None for call in read(file[0])) > 0:
+                    owned.set_aside(*file)
+                else:
+                    owned.remove(*file)
 
     def empty(self) -> bool:
         """True when nothing of ours waits."""
@@ -76,8 +80,13 @@ class Spool:
 
 
 def read(path: Path) -> Iterator[Trace | None]:
-    """The calls of a spool file; None for what a crash has cut short or damaged."""
-    with path.open("rb") as file:
+    """The calls of a spool file; None for what a crash has cut short or damaged, or for a file that is gone."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        yield None
+        return
+    with file:
         for body in frames.read(file):
             try:
                 yield None if body is None else decode(body)

@@ -6,7 +6,8 @@ This is what goes to the writer, into the spool and, bit by bit, into the journa
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import orjson
 
@@ -48,8 +49,8 @@ class Trace:
     ended_at: float
 
 
-def encode(trace: Trace) -> bytes:
-    """The trace in one string of bytes, for `decode`. Raises `TypeError` for what is no JSON."""
+def encode(trace: Trace) -> list[bytes]:
+    """The trace in parts that `decode` takes joined. Raises `TypeError` for what is no JSON."""
     header = orjson.dumps(
         {
             "origin": trace.origin,
@@ -62,11 +63,12 @@ def encode(trace: Trace) -> bytes:
         }
     )
     lengths = _LENGTHS.pack(len(header), len(trace.body))
-    return b"".join([lengths, header, trace.body, *(piece for _, piece in trace.pieces)])
+    return [lengths + header, trace.body, *(piece for _, piece in trace.pieces)]
 
 
 def decode(data: bytes) -> Trace:
-    """What `encode` wrote. Raises `ValueError`, `KeyError` or `TypeError` for anything else."""
+    """What `encode` wrote, also that of another release. Raises `ValueError`, `KeyError` or `TypeError` for anything
+    else."""
     try:
         header_length, body_length = _LENGTHS.unpack_from(data)
     except struct.error as error:
@@ -81,8 +83,20 @@ def decode(data: bytes) -> Trace:
         at += length
     if at != len(data):
         raise ValueError("lengths do not fit")
-    origin, status = Origin(**header.pop("origin")), CallStatus(header.pop("status"))
-    return Trace(origin=origin, body=body, pieces=tuple(pieces), status=status, **header)
+    known = {field.name for field in fields(Trace)} - {"origin", "status"}
+    return Trace(
+        origin=origin_from(header["origin"]),
+        body=body,
+        pieces=tuple(pieces),
+        status=CallStatus(header["status"]),
+        **{name: value for name, value in header.items() if name in known},
+    )
+
+
+def origin_from(values: Mapping[str, Any]) -> Origin:
+    """An origin that was written as JSON. Raises `TypeError` when something is missing."""
+    known = {field.name for field in fields(Origin)}
+    return Origin(**{name: value for name, value in values.items() if name in known})
 
 
 def captured(trace: Trace) -> CapturedCall:

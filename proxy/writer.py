@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -29,6 +28,8 @@ from proxy.trace import Trace, captured, decode
 
 MAX_BATCH = 256
 """Most calls in one transaction."""
+MAX_BATCH_BYTES = 16 * 2**20
+"""Bytes from which a transaction takes no further call of a spool file."""
 RECEIVE_BYTES = 2**20
 
 log = structlog.get_logger()
@@ -90,7 +91,7 @@ class Writer:
 
     def _replay_file(self, path: Path) -> bool:
         found, replayed, damaged = spool.read(path), 0, 0
-        while some := list(islice(found, MAX_BATCH)):
+        while some := _some(found):
             traces = [trace for trace in some if trace is not None]
             damaged += len(some) - len(traces)
             if not self._write(traces):
@@ -125,20 +126,38 @@ class Writer:
     def _reject(self, trace: Trace, why: str) -> bool:
         try:
             spool.reject(self._folder, trace, why)
-        except OSError as error:
-            log.error("call LOST: it can neither be stored nor put aside", call=trace.origin.call_id, error=str(error))
+        except (OSError, TypeError) as error:
+            log.error("call neither stored nor put aside", call=trace.origin.call_id, error=str(error))
+            return False
         with contextlib.suppress(StoreError):
             self._opened().count("rejected_calls", "unwritable")
         return True
 
 
+def _some(found: Iterator[Trace | None]) -> list[Trace | None]:
+    """The next calls, as many as one transaction may hold."""
+    some: list[Trace | None] = []
+    size = 0
+    while len(some) < MAX_BATCH and size < MAX_BATCH_BYTES:
+        try:
+            trace = next(found)
+        except StopIteration:
+            break
+        some.append(trace)
+        size += 0 if trace is None else len(trace.body) + sum(len(piece) for _, piece in trace.pieces)
+    return some
+
+
 def _batches(connection: socket.socket) -> Iterator[list[Frame]]:
     """All frames that have come, at least one; waits only when there is none."""
+    more = select.poll()
+    more.register(connection, select.POLLIN)
     unpacker = frames.Unpacker()
     waiting: list[Frame] = []
     while data := _receive(connection):
         waiting += unpacker.feed(data)
-        if waiting and (len(waiting) >= MAX_BATCH or not select.select([connection], [], [], 0)[0]):
+        # `poll`, for `select` knows no descriptor from 1024 on.
+        if waiting and (len(waiting) >= MAX_BATCH or not more.poll(0)):
             yield waiting
             waiting = []
     if waiting:

@@ -15,20 +15,24 @@ class EventSplitter:
     """Feed bytes, get whole events; what has not ended yet is kept."""
 
     def __init__(self) -> None:
-        self._pending = b""
+        self._pending = bytearray()
+        self._searched = 0
+        """Bytes of `_pending` in which no end of an event begins."""
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The events that `chunk` completes, each with its closing blank line."""
         self._pending += chunk
         start = 0
-        for end in _END.finditer(self._pending):
-            yield self._pending[start : end.end()]
-            start = end.end()
-        self._pending = self._pending[start:]
+        while end := _END.search(self._pending, max(start, self._searched)):
+            event = bytes(self._pending[start : end.end()])
+            start = self._searched = end.end()
+            yield event
+        del self._pending[:start]
+        self._searched = max(0, len(self._pending) - 3)
 
     def rest(self) -> bytes:
         """Bytes after the last whole event."""
-        return self._pending
+        return bytes(self._pending)
 
 
 def data_of(event: bytes) -> bytes | None:

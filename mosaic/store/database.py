@@ -40,9 +40,16 @@ class Database:
         self._reader: Engine = self.engine
         if parsed.get_backend_name() == "postgresql":
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        self._file = Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
+        self._identity: tuple[int, int] | None = None
+        self._replaced = False
+        self._open()
+
+    def _open(self) -> None:
+        """Create the tables where there are none. Raises `StoreError`."""
         try:
-            if parsed.get_backend_name() == "sqlite" and parsed.database is not None:
-                Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+            if self._file is not None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
             with self.engine.connect() as connection:
                 found = revision(connection)
             if found is None:
@@ -58,6 +65,22 @@ class Database:
         if found != HEAD:
             self.close()
             raise _other_revision(self.shown_url, found)
+        self._identity = self._identify()
+
+    def _identify(self) -> tuple[int, int] | None:
+        """What tells a SQLite file from another that was put into its place; None for other databases."""
+        if self._file is None:
+            return None
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def replaced(self) -> bool:
+        """Whether another file has been put into the place of the one that was read before; asked once."""
+        was, self._replaced = self._replaced, False
+        return was
 
     def close(self) -> None:
         """Release the connections."""
@@ -72,6 +95,11 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that is alone in writing; it waits at most `BUSY_TIMEOUT_S` for the one before."""
+        if self._identify() != self._identity:
+            # Its connections write to a file that has no name any more.
+            self.engine.dispose()
+            self._open()
+            self._replaced = True
         with _refusals(), self._writer.begin() as connection:
             self._lock(connection)
             yield connection
@@ -193,13 +221,18 @@ def _refusals() -> Iterator[None]:
         raise StoreError(
             f"the database refused: {_said(error)}.",
             "Check its free space and permissions; nothing that was committed is lost.",
-            permanent=isinstance(error, IntegrityError | DataError),
+            permanent=isinstance(error, IntegrityError | DataError) or _beyond_limits(error),
         ) from error
 
 
 def _said(error: Exception) -> str:
     """What the driver said, on one line and without a full stop."""
     return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+
+
+def _beyond_limits(error: SQLAlchemyError) -> bool:
+    """Whether PostgreSQL says that what it was given is more than it can ever take (class 54)."""
+    return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "").startswith("54")
 
 
 def _other_revision(shown_url: str, found: str) -> StoreError:

@@ -35,6 +35,8 @@ class Recording:
         self._prunes = 0
         self._seen: int | None = None
         """Newest row of `calls` that was looked at; None before the first transaction."""
+        self._written: tuple[int, list[str]] = 0, []
+        """Newest row and pools of the transaction that is not committed yet."""
         self._placed_to: dict[str, int] = {}
         """Pool -> the newest row of `calls` at the time when the pool was last up to date."""
         self._stale: set[str] = set()
@@ -54,13 +56,15 @@ class Recording:
         sessions_of.update(_sessions_of(connection, found))
         if placed:
             self._writer.write(connection, placed, self._timeline, sessions_of)
-        self._seen = _NEWEST.run(connection).scalar() or 0
-        self._placed_to.update(dict.fromkeys(keys, self._seen))
+        self._written = _NEWEST.run(connection).scalar() or 0, list(keys)
         return [placement for _, placement in placed]
 
     def committed(self) -> None:
         """The transaction is in the database."""
         self._writer.committed()
+        # Not before: of a transaction that failed to commit, another process may get the row numbers.
+        self._seen, keys = self._written
+        self._placed_to.update(dict.fromkeys(keys, self._seen))
         for key in self._lineage.forget_oldest(MAX_POOLS):
             self._placed_to.pop(key, None)
 
@@ -68,6 +72,14 @@ class Recording:
         """The transaction was rolled back: what it placed is forgotten, and read again when it is needed."""
         for call in calls:
             self._forget(pool_key(call))
+
+    def forget(self) -> None:
+        """Forget all that was known of the database."""
+        self._writer.forget()
+        for key in list(self._placed_to):
+            self._forget(key)
+        self._seen, self._live = None, -1
+        self._stale.clear()
 
     def _forget(self, key: str) -> None:
         self._lineage.forget(key)
@@ -84,12 +96,14 @@ class Recording:
     def _look_around(self, connection: Connection) -> None:
         """Notice new policy versions, removed rows and the pools in which others have written."""
         top, prunes, live = _SITUATION.run(connection).one()
+        if self._seen is not None and (top or 0) < self._seen and prunes == self._prunes:
+            self.forget()  # the database went back in time: it was restored, or replaced
         if live != self._live:
             self._timeline, self._live = read_timeline(connection), live
         if prunes != self._prunes:
             self._writer.forget()
             self._forget_pruned(connection)
-            self._prunes = prunes
+            self._prunes, self._seen = prunes, None if self._seen is None else min(self._seen, top or 0)
         if self._seen is not None and (top or 0) > self._seen:
             written = select(CallRow.trajectory_id, CallRow.attribution, CallRow.client)
             for trajectory_id, attribution, client in connection.execute(

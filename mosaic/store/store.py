@@ -12,7 +12,7 @@ import orjson
 from sqlalchemy import select
 
 from mosaic.capture import CapturedCall
-from mosaic.errors import RequestError
+from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Placement
 from mosaic.records import Group, Trajectory, TrajectoryState
 from mosaic.store import jobs, listing, rewards
@@ -49,7 +49,19 @@ class Store:
         Calls that are there already are skipped. On any error nothing is written and `StoreError` is raised.
         """
         try:
+            return self._record(calls)
+        except StoreError as error:
+            if not error.permanent:
+                raise
+            # What is remembered of the database may be wrong (it was restored, say): once more, from what it holds.
+            self._recording.forget()
+            return self._record(calls)
+
+    def _record(self, calls: Sequence[CapturedCall]) -> list[Placement]:
+        try:
             with self.database.writing() as connection:
+                if self.database.replaced():
+                    self._recording.forget()
                 placements = self._recording.record(connection, calls)
         except BaseException:
             self._recording.failed(calls)
