@@ -25,7 +25,7 @@ import structlog
 
 from mosaic.settings import Settings
 from proxy import frames, journal, owned
-from proxy.spool import Spool
+from proxy.spool import Spool, spooled_ids
 from proxy.trace import Trace, encode
 from proxy.writer import Writer
 
@@ -139,9 +139,14 @@ class Recorder:
     def _adopt(self) -> list[tuple[list[Trace], tuple[Path, int]]]:
         """Take over what dead processes left, all of it at once: a call that stands in a spool file may still be open
         in the journal, and whoever replays the one must be the one that records the other, after it."""
-        with owned.alone(self._settings.spool):
+        folder = self._settings.spool
+        with owned.alone(folder):
             self.spool.adopt()
-            return journal.left_behind(self._settings.spool)
+            left = journal.left_behind(folder)
+            if not any(unfinished for unfinished, _ in left):
+                return left
+            ended = spooled_ids(folder)
+            return [([t for t in unfinished if t.origin.call_id not in ended], file) for unfinished, file in left]
 
     async def record(self, trace: Trace, then: Callable[[], None] = lambda: None) -> None:
         """Return once the call is durable: committed, or spooled. Never raises on a store failure.
@@ -216,6 +221,9 @@ class Recorder:
         self._pending_bytes += pending.size
         if not self._outgoing:
             self._loop.call_soon(self._flush)
+        if others := self.spool.others():
+            # This call may answer one that another worker has spooled: first theirs, then ours.
+            self._outgoing.append(frames.pack(b"F", 0, orjson.dumps([str(path) for path in others])))
         self._outgoing += [frames.numbered(head, number), *pending.parts]
         return True
 
@@ -336,12 +344,13 @@ class Recorder:
         try:
             self._queued = 0
             files = await self._loop.run_in_executor(self._disk, self.spool.take)
+            others = self.spool.others()
             number, done = next(self._numbers), self._loop.create_future()
             if self._stream is None:
                 return False
             self._replays[number] = done
             self._flush()
-            self._stream.write(frames.pack(b"R", number, orjson.dumps([str(path) for path in files])))
+            self._stream.write(frames.pack(b"R", number, orjson.dumps([str(path) for path in [*files, *others]])))
             if not await done:
                 return False
             await self._loop.run_in_executor(self._disk, self.spool.replayed, files)

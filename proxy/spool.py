@@ -26,12 +26,38 @@ class Spool:
         self._lock = threading.Lock()
         self._active: tuple[Path, int] | None = None
         self._closed: list[tuple[Path, int]] = []
+        self._own: set[Path] = set()
+        self._others: dict[Path, int] = {}
+        """Files of other workers -> their size when they were last replayed."""
+        self._listed_at = -1
+
+    def others(self) -> list[Path]:
+        """The files of other workers, when any holds a call that was not there at the last time of asking.
+
+        Costs one look at the folder while there is none. Used by one thread.
+        """
+        try:
+            changed = self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return []
+        if changed != self._listed_at:
+            found = [path for path in self._folder.glob(f"{PREFIX}*") if path not in self._own]
+            self._others = {path: self._others.get(path, 0) for path in found}
+            self._listed_at = changed
+        grown = False
+        for path, known in self._others.items():
+            with contextlib.suppress(FileNotFoundError):
+                size = path.stat().st_size
+                grown = grown or size > known
+                self._others[path] = size
+        return list(self._others) if grown else []
 
     def append(self, *calls: Sequence[bytes]) -> None:
         """All the encoded calls are durable when this returns. Raises `OSError` when the disk refuses; then none is."""
         with self._lock:
             if self._active is None or os.fstat(self._active[1]).st_nlink == 0:  # somebody has removed it
                 self._active = owned.create(self._folder, PREFIX)
+                self._own.add(self._active[0])
             _, descriptor = self._active
             before = os.fstat(descriptor).st_size
             try:
@@ -47,6 +73,7 @@ class Spool:
         """Take over the files of processes that have died."""
         with self._lock:
             self._closed += owned.abandoned(self._folder, PREFIX)
+            self._own.update(path for path, _ in self._closed)
 
     def take(self) -> list[Path]:
         """The files to replay, oldest first; the one that was written to is closed to further writing."""
@@ -61,6 +88,7 @@ class Spool:
         with self._lock:
             for file in [file for file in self._closed if file[0] in paths]:
                 self._closed.remove(file)
+                self._own.discard(file[0])
                 if sum(call is None for call in read(file[0])) > 0:
                     owned.set_aside(*file)
                 else:
@@ -80,11 +108,10 @@ class Spool:
 
 
 def read(path: Path) -> Iterator[Trace | None]:
-    """The calls of a spool file; None for what a crash has cut short or damaged, or for a file that is gone."""
+    """The calls of a spool file; None for what a crash has cut short or damaged. None at all when the file is gone."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        yield None
         return
     with file:
         for body in frames.read(file):
@@ -92,6 +119,12 @@ def read(path: Path) -> Iterator[Trace | None]:
                 yield None if body is None else decode(body)
             except (ValueError, KeyError, TypeError):
                 yield None
+
+
+def spooled_ids(folder: Path) -> set[str]:
+    """Ids of the calls in a folder's spool files."""
+    traces = (trace for path in folder.glob(f"{PREFIX}*") for trace in read(path))
+    return {trace.origin.call_id for trace in traces if trace is not None}
 
 
 def waiting_calls(folder: Path) -> int:

@@ -1,19 +1,21 @@
 """The writer: reads calls that were recorded, places them and commits them, many in one transaction.
 
 It runs in a process of its own beside each proxy worker, so that its work takes no time from the event loop. They talk
-in frames over a socket, in order: `C` call and `R` replay of spool files one way; `D` done, `N` not done (numbers) the
-other way. Once a call was refused, all later ones are, until a replay has brought in what was spooled before them:
-calls reach the store in the order in which they ended. When the proxy dies, the writer commits what it was given, and
-ends.
+in frames over a socket, in order: `C` call, `R` replay of spool files, `F` replay of other workers' files one way; `D`
+done, `N` not done (numbers) the other way. Once a call was refused, all later ones are, until a replay has brought in
+what was spooled before them: calls reach the store in the order in which they ended. When the proxy dies, the writer
+commits what it was given, and ends.
 """
 
 import contextlib
 import gc
+import heapq
 import select
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import orjson
@@ -63,18 +65,15 @@ class Writer:
 
     def _run(self) -> None:
         for batch in _batches(self._connection):
-            at = 0
-            while at < len(batch):
-                kind, number, body = batch[at]
-                if kind == b"R":
-                    self._answer([number], self._replay([Path(p) for p in orjson.loads(body)]))
-                    at += 1
+            for kind, group in groupby(batch, key=lambda frame: frame[0]):
+                if kind == b"C":
+                    calls = list(group)
+                    self._answer([number for _, number, _ in calls], self._take([body for _, _, body in calls]))
                     continue
-                calls = []
-                while at < len(batch) and batch[at][0] == b"C":
-                    calls.append(batch[at])
-                    at += 1
-                self._answer([number for _, number, _ in calls], self._take([body for _, _, body in calls]))
+                for _, number, body in group:
+                    done = self._replay([Path(path) for path in orjson.loads(body)], own=kind == b"R")
+                    if kind == b"R":
+                        self._answer([number], done)
 
     def _take(self, encoded: Sequence[bytes]) -> bool:
         self._behind = self._behind or not self._write([decode(one) for one in encoded])
@@ -84,26 +83,33 @@ class Writer:
         with contextlib.suppress(OSError):  # the proxy has died: nobody waits
             self._connection.sendall(frames.pack(b"D" if done else b"N", 0, orjson.dumps(numbers)))
 
-    def _replay(self, paths: Sequence[Path]) -> bool:
-        """Bring spooled calls into the store, file by file; False when the database still refuses."""
-        self._behind = not all(self._replay_file(path) for path in paths)
-        return not self._behind
+    def _replay(self, paths: Sequence[Path], *, own: bool) -> bool:
+        """Bring spooled calls into the store, in the order in which they ended; False when the database still refuses.
 
-    def _replay_file(self, path: Path) -> bool:
-        found, replayed, damaged = spool.read(path), 0, 0
+        Other workers' files are read as they are: they bring in their calls themselves, which changes nothing then.
+        """
+        damaged, replayed = 0, 0
+        found = heapq.merge(*(spool.read(path) for path in paths), key=_ended_at)
         while some := _some(found):
             traces = [trace for trace in some if trace is not None]
-            damaged += len(some) - len(traces)
             if not self._write(traces):
+                self._behind = True
                 return False
+            damaged += len(some) - len(traces)
             replayed += len(traces)
+        if own:
+            self._behind = not self._note(replayed, damaged)
+        log.info("spool replayed", files=len(paths), calls=replayed, own=own)
+        return not self._behind
+
+    def _note(self, replayed: int, damaged: int) -> bool:
         try:
-            self._opened().count("replayed_calls", "spool", replayed)
+            if replayed:
+                self._opened().count("replayed_calls", "spool", replayed)
             if damaged:
                 self._opened().count("spool_calls_unreadable", "cut", damaged)
         except StoreError:
             return False
-        log.info("spool replayed", file=path.name, calls=replayed)
         return True
 
     def _write(self, traces: Sequence[Trace]) -> bool:
@@ -132,6 +138,10 @@ class Writer:
         with contextlib.suppress(StoreError):
             self._opened().count("rejected_calls", "unwritable")
         return True
+
+
+def _ended_at(trace: Trace | None) -> float:
+    return 0.0 if trace is None else trace.ended_at
 
 
 def _some(found: Iterator[Trace | None]) -> list[Trace | None]:

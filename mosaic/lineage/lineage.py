@@ -137,9 +137,11 @@ def _retry(pool: Pool, request: _Request) -> Placement | None:
     earlier = pool.requests.get(request.digest)
     if not earlier:
         return None
-    call_id, session_id, ended_well = earlier[-1]
+    call_id, session_id, ended_well, retries = earlier[-1]
     named = request.call.trajectory_id is not None
-    if request.call.retry_count == 0 and (ended_well or not named):
+    # A call that was cut may be recorded after the retry that followed it.
+    cut = request.call.status is not CallStatus.OK and (named or retries > 0)
+    if request.call.retry_count == 0 and not cut and (ended_well or not named):
         return None
     session = pool.sessions[session_id]
     return _inside(request, session, pool.parents.get(call_id), None)
@@ -174,6 +176,8 @@ def _extend(pool: Pool, request: _Request, end: End, k: int) -> Placement:
     other_agent = request.call.tool_names != session.tools and request.system != session.system
     if other_agent and request.call.tool_names:
         return _open(pool, request, SessionKind.HANDOFF, end, _Why(Rung.PREFIX, 0.9, evidence))
+    if request.call.status is not CallStatus.OK:
+        return _inside(request, session, end.call_id, None)  # it said nothing that anything could go on from
     if session.head_call_id != end.call_id and _newest_emitter(pool, request) != session.head_call_id:
         return _open(pool, request, SessionKind.FORK, end, _Why(Rung.PREFIX, 0.95, evidence))
     return _inside(request, session, end.call_id, None, _confirm(pool, request, session))
@@ -394,7 +398,9 @@ def _remember(pool: Pool, request: _Request, placement: Placement) -> None:
     ended_well = call.status is CallStatus.OK
     pool.parents[call.call_id] = placement.parent_call_id
     pool.placed[call.call_id] = session.session_id
-    pool.requests.setdefault(request.digest, []).append((call.call_id, session.session_id, ended_well))
+    pool.requests.setdefault(request.digest, []).append(
+        (call.call_id, session.session_id, ended_well, call.retry_count)
+    )
     if placement.confirmed_summary is not None:
         pool.replies.pop(placement.confirmed_summary, None)
     if not ended_well:

@@ -76,8 +76,8 @@ class Pool:
     """(Session, tool-call id) -> the tool call."""
     replies: dict[str, Reply] = field(default_factory=dict)
     """Call id -> its reply without calls, until a session opens with it."""
-    requests: dict[bytes, list[tuple[str, str, bool]]] = field(default_factory=dict)
-    """Digest of a whole request -> (call, session, ended well) of each time it was sent."""
+    requests: dict[bytes, list[tuple[str, str, bool, int]]] = field(default_factory=dict)
+    """Digest of a whole request -> (call, session, ended well, the SDK's retry count) of each time it was sent."""
     parents: dict[str, str | None] = field(default_factory=dict)
     """Call -> the call that it extends."""
     placed: dict[str, str] = field(default_factory=dict)

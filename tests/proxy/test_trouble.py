@@ -1,12 +1,14 @@
 """Troubles that a hostile tester found: each lost calls, doubled them, or left the recorder dead for good."""
 
 import fcntl
+import json
 import os
 import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 from sqlalchemy import event
 
@@ -46,6 +48,26 @@ async def test_a_spooled_call_whose_end_the_journal_lacks_is_stored_as_it_ended(
         await until(lambda: waiting_calls(proxy.settings.spool) == 0)
         (session,) = proxy.store.trajectory("run-1").sessions
         assert [call.exact for call in session.calls] == [True] * 3
+
+
+async def test_what_another_worker_has_spooled_comes_before_a_call_that_answers_it(
+    start_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    """Two workers on one folder: one is behind, the agent's next call goes to the other."""
+    behind = Spool(tmp_path / "spool")
+    calls = conversation(4)
+    async with start_proxy(lambda _: Turn("This is reply 3")) as proxy:
+        for call in calls[:3]:
+            behind.append(encode(call))
+        body = json.loads(calls[3].body)
+        url = f"{proxy.url}/t/run-1/v1/chat/completions"
+        async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
+            await response.read()
+        assert [t.calls for t in proxy.store.trajectories()] == [4]
+        (session,) = proxy.store.trajectory("run-1").sessions
+        assert [len(call.messages) for call in session.calls] == [1, 3, 5, 7]
+        assert waiting_calls(tmp_path / "spool") == 3
+    behind.close()
 
 
 async def test_a_damaged_journal_stops_nobody(start_proxy: ProxyFactory, tmp_path: Path) -> None:
