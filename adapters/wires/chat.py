@@ -69,12 +69,26 @@ class _ChoiceSoFar:
     tool_calls: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
+def error_event(message: str, code: str | None = None) -> bytes:
+    """The error event of an OpenAI stream."""
+    error = {"message": message, "type": "upstream_error", "param": None, "code": code}
+    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+
 class Untouched:
     """Shows an answer as it is."""
 
     def __init__(self) -> None:
         self.done = False
         self.error: str | None = None
+
+    def opening(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def failed(self, message: str, code: str | None = None) -> bytes:
+        """How a stream ends that failed."""
+        return error_event(message, code)
 
     def whole(self, body: bytes) -> bytes:
         """The body."""
@@ -96,13 +110,21 @@ class Shown:
         self.error: str | None = None
         """The engine's in-band error, when it sent one."""
 
+    def opening(self) -> bytes:
+        """Nothing: a stream begins with the engine's first event."""
+        return b""
+
+    def failed(self, message: str, code: str | None = None) -> bytes:
+        """How a stream ends that failed."""
+        return error_event(message, code)
+
     def whole(self, body: bytes) -> bytes:
         """A whole answer. One that is not understood passes unchanged."""
         try:
             parsed = orjson.loads(body)
             self._strip(parsed, usage=False)
             return orjson.dumps(parsed)
-        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             return body
 
     def event(self, event: bytes) -> bytes:
@@ -115,12 +137,12 @@ class Shown:
             return event
         try:
             parsed = orjson.loads(data)
-            if "error" in parsed:
+            if parsed.get("error") is not None:
                 self.error = _error_text(parsed["error"])
             if not self._shown(parsed):
                 return b""
             self._strip(parsed, usage=not self._wanted.stream_usage)
-        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             return event
         return b"data: " + orjson.dumps(parsed) + b"\n\n"
 
@@ -158,7 +180,7 @@ class Answer:
         """Keep a whole answer."""
         try:
             self._keep_whole(orjson.loads(body))
-        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             self._noted = "unreadable_answer"
         self._done = True
 
@@ -181,11 +203,11 @@ class Answer:
             return
         try:
             self._keep_chunk(orjson.loads(data), now)
-        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError):
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             self._noted = "unreadable_chunk"
 
     def _keep_chunk(self, parsed: dict[str, Any], now: float) -> None:
-        if "error" in parsed:
+        if parsed.get("error") is not None:
             self._error = _error_text(parsed["error"])
             return
         if parsed.get("prompt_token_ids") is not None:
@@ -212,6 +234,10 @@ class Answer:
         try:
             choices = tuple(_choice(index, kept) for index, kept in sorted(self._choices.items()))
             prompt = np.asarray(self._prompt_ids or (), np.int32)
+            if any(array.ndim != 1 for array in (prompt, *(a for c in choices for a in (c.ids_T, c.logprobs_T)))):
+                raise ValueError("ids are no list of numbers")
+            if any(not 0 <= choice.index < 2**31 for choice in choices):
+                raise ValueError("a choice has an index that cannot be one")
             return Captured(choices, prompt, self._usage, self._inexact(choices))
         except (TypeError, ValueError, OverflowError, AttributeError):
             # The engine sent something that is no answer; the client has it, and training must not.
@@ -255,6 +281,8 @@ def _error_text(error: object) -> str:
 
 def _choice(index: int, kept: _ChoiceSoFar) -> Choice:
     message = kept.message
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and so not exact
+        logprobs_T = np.asarray(kept.logprobs, np.float32)
     if kept.tool_calls:
         message = {**message, "tool_calls": [kept.tool_calls[i] for i in sorted(kept.tool_calls)]}
     return Choice(
@@ -262,7 +290,7 @@ def _choice(index: int, kept: _ChoiceSoFar) -> Choice:
         message=message,
         finish_reason=kept.finish_reason,
         ids_T=np.asarray(kept.ids, np.int32),
-        logprobs_T=np.asarray(kept.logprobs, np.float32),
+        logprobs_T=logprobs_T,
         arrivals=tuple(kept.arrivals),
     )
 
