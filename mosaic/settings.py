@@ -46,6 +46,16 @@ class TrainConfig(BaseModel):
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
 
+class OtherModel(BaseModel):
+    """An engine that does not serve the policy, for an agent's side calls."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    upstream: str = Field(description="Base URL, up to and with /v1.")
+    api_key: SecretStr | None = Field(None, description="Key that the engine wants.")
+    model: str | None = Field(None, description="Name to ask it for; unset asks for what the client named.")
+
+
 class Settings(BaseSettings):
     """Everything that can be set."""
 
@@ -62,6 +72,19 @@ class Settings(BaseSettings):
     api_keys: list[Annotated[SecretStr, Field(min_length=1)]] = Field(
         [], description="Keys that clients must send; empty leaves a loopback proxy open."
     )
+    agent_keys: list[Annotated[SecretStr, Field(min_length=1)]] = Field(
+        [], description="Keys that may make model calls, and nothing else."
+    )
+    trajectory_secret: SecretStr | None = Field(
+        None, min_length=16, description="Signs keys that name a trajectory (`mosaic key`); unset knows none."
+    )
+    replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
+    models: dict[str, OtherModel] = Field(
+        {}, description="Pattern of model names -> another engine, whose calls are never trained."
+    )
+    max_calls: int = Field(4096, ge=1, description="Calls that one worker has open at most; more get 503.")
+    engine_wait_s: float = Field(30.0, ge=0, description="Seconds that calls wait for an engine that does not listen.")
+    ping_s: float = Field(5.0, ge=0, description="Seconds of silence after which a stream gets a keep-alive; 0: never.")
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
     record: bool = Field(True, description="False forwards calls and records nothing.")
     writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")

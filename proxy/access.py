@@ -3,15 +3,20 @@
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from pydantic import SecretStr
 
 from mosaic.errors import RequestError, SettingsError
 from mosaic.settings import Settings
 
+TRAJECTORY_KEY = "mosaic-t-"
+"""How a key begins that names its trajectory."""
+
 
 def check_bind(settings: Settings) -> None:
     """Raises `SettingsError` for an address that others can reach while no key is set."""
-    if settings.api_keys or settings.host == "localhost":
+    if has_keys(settings) or settings.host == "localhost":
         return
     try:
         loopback = ipaddress.ip_address(settings.host).is_loopback
@@ -25,13 +30,52 @@ def check_bind(settings: Settings) -> None:
 
 
 def check_key(settings: Settings, headers: Mapping[str, str]) -> None:
-    """Raises `RequestError` (401) unless the request carries one of the keys, when there are any."""
-    if not settings.api_keys:
-        return
-    sent = key_of(headers).encode()
-    good = [hmac.compare_digest(sent, key.get_secret_value().encode()) for key in settings.api_keys]
-    if not any(good):
-        raise RequestError("the key is missing or wrong.", "Send it as `Authorization: Bearer ...`.", status=401)
+    """Raises `RequestError` (401) unless the request carries a key for the control routes, when any key is set."""
+    if has_keys(settings) and not _among(key_of(headers), settings.api_keys):
+        raise _refused()
+
+
+def has_keys(settings: Settings) -> bool:
+    """Whether anybody needs a key."""
+    return bool(settings.api_keys or settings.agent_keys or settings.trajectory_secret is not None)
+
+
+def agent_of(settings: Settings, headers: Mapping[str, str]) -> str | None:
+    """The trajectory that a request's key names, or None for a key (or none, where none is needed) of any agent.
+
+    Raises `RequestError` (401).
+    """
+    key = key_of(headers)
+    if key.startswith(TRAJECTORY_KEY) and settings.trajectory_secret is not None:
+        trajectory_id, _, mark = key.removeprefix(TRAJECTORY_KEY).rpartition(".")
+        good = _mark(settings.trajectory_secret, trajectory_id)
+        if trajectory_id and hmac.compare_digest(mark.encode(), good.encode()):
+            return trajectory_id
+        raise _refused()
+    keys = [*settings.api_keys, *settings.agent_keys]
+    if has_keys(settings) and not _among(key, keys):
+        raise _refused()
+    return None
+
+
+def trajectory_key(settings: Settings, trajectory_id: str) -> str:
+    """A key with which an agent can make calls, and only of this trajectory. Raises `SettingsError`."""
+    if settings.trajectory_secret is None:
+        raise SettingsError("no trajectory_secret is set.", "Set MOSAIC_TRAJECTORY_SECRET to a long random text.")
+    return f"{TRAJECTORY_KEY}{trajectory_id}.{_mark(settings.trajectory_secret, trajectory_id)}"
+
+
+def _mark(secret: SecretStr, trajectory_id: str) -> str:
+    return hmac.new(secret.get_secret_value().encode(), trajectory_id.encode(), "sha256").hexdigest()[:32]
+
+
+def _among(key: str, keys: Sequence[SecretStr]) -> bool:
+    """Whether it is one of the keys, in a time that does not tell which."""
+    return any([hmac.compare_digest(key.encode(), good.get_secret_value().encode()) for good in keys])  # noqa: C419
+
+
+def _refused() -> RequestError:
+    return RequestError("the key is missing or wrong.", "Send it as `Authorization: Bearer ...`.", status=401)
 
 
 def key_of(headers: Mapping[str, str]) -> str:

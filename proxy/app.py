@@ -5,22 +5,29 @@ import ctypes
 import gc
 import multiprocessing
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
+from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
 from proxy import api, maintenance, metrics
-from proxy.access import check_bind
+from proxy.access import check_bind, check_key
 from proxy.journal import Journal
 from proxy.recorder import Recorder
-from proxy.routes import ModelPath, Receive, Scope, Send
+from proxy.relay import Receive, Send, send_whole
+from proxy.routes import ModelPath, Scope, read_all
 from proxy.upstream import Upstream
+
+MAX_CONTROL_BYTES = 2**20
+"""Largest body that a control route takes."""
 
 
 class Application:
@@ -37,14 +44,36 @@ class Application:
         """Serve one request, or the server's life."""
         if scope["type"] == "http" and scope["path"].startswith(("/v1/", "/t/")) and self._model_path is not None:
             await self._model_path(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == "/" and scope["method"] in ("HEAD", "GET"):
+            # Claude Code asks whether anybody is there before it sends its first message.
+            await send_whole(send, 200, [(b"content-type", b"application/json")], b'{"service":"mosaic"}')
+        elif scope["type"] == "http":
+            await self._guarded(scope, receive, send)
         else:
             await self._control(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The control routes: nothing is read or looked up before the key is known to be good."""
+        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        try:
+            check_key(self._settings, headers)
+            body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))
+        except RequestError as error:
+            said = orjson.dumps({"error": {"message": str(error), "type": type(error).__name__}})
+            await send_whole(send, error.status, [(b"content-type", b"application/json")], said)
+            return
+        given = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def again() -> MutableMapping[str, Any]:
+            return next(given, None) or await receive()
+
+        await self._control(scope, again, send)
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
         upstream, journal = Upstream(self._settings), Journal(self._settings.spool)
         await self._recorder.start()
-        self._model_path = ModelPath(self._settings, upstream, self._recorder, journal)
+        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder, journal)
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
@@ -58,11 +87,11 @@ class Application:
             self._store.close()
 
     def _make_control(self) -> FastAPI:
-        open_docs = None if self._settings.api_keys else "/openapi.json"
-        app = FastAPI(title="Mosaic", lifespan=self._life, openapi_url=open_docs)
+        app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
         app.include_router(api.router(self._settings, self._store, self._recorder))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)
+        app.add_exception_handler(HTTPException, _answer_http)
         app.add_exception_handler(RequestValidationError, _answer_invalid)
         return app
 
@@ -83,6 +112,12 @@ def _end_with_supervisor() -> None:
     """A worker whose supervisor was killed would hold the port for good: let the kernel tell it to stop (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+async def _answer_http(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    said = {"error": {"message": f"{error.detail}.", "type": "RequestError"}}
+    return JSONResponse(said, error.status_code, error.headers)
 
 
 async def _answer_invalid(_request: Request, error: Exception) -> JSONResponse:

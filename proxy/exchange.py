@@ -8,12 +8,13 @@ from typing import Any
 
 import orjson
 
-from adapters.wires.chat import Shown, Untouched, upstream_body
+from adapters.wires.wire import Context, Opened, Wire
 from mosaic.capture import CallStatus
 from mosaic.errors import RequestError
 from proxy.access import client_of, is_secret
 from proxy.journal import Entry
 from proxy.trace import Origin, Trace
+from proxy.upstream import Target
 
 _ID_HEADERS = (
     "x-stainless-",
@@ -39,21 +40,20 @@ _ID_HEADERS = (
 
 @dataclass(slots=True)
 class Exchange:
-    """A chat completion on its way through the proxy."""
+    """A call on its way through the proxy."""
 
+    wire: Wire
     origin: Origin
     headers: Mapping[str, str]
     """The request's headers; of these only what `origin` holds is kept."""
-    raw: bytes
-    """The request's body as it came."""
-    sent: bytes
-    """The body that goes upstream."""
-    shown: Shown | Untouched
-    """What the client gets of the answer."""
+    opened: Opened
+    target: Target
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     """(Unix seconds, bytes) of the engine's answer as they came."""
     event_stream: bool = False
-    """True once the answer turned out to be a stream whose start has gone to the client."""
+    """True once the engine answers with a stream."""
+    started: bool = False
+    """True once the status line has gone to the client."""
     http_status: int = 499
     status: CallStatus = CallStatus.ABORTED
     error: str | None = "the client left before the answer ended"
@@ -73,7 +73,7 @@ class Exchange:
         """What is to be recorded."""
         return Trace(
             origin=self.origin,
-            body=self.raw,
+            body=self.opened.recorded,
             pieces=tuple(self.pieces),
             event_stream=self.event_stream,
             status=self.status,
@@ -83,47 +83,51 @@ class Exchange:
         )
 
 
-def open_exchange(raw: bytes, origin: Origin, headers: Mapping[str, str], record: bool = True) -> Exchange:
-    """Read a request. Raises `RequestError` (400) when it is not a chat completion.
-
-    Unless it is to be recorded, it goes to the engine as it came, and so does the answer to the client.
-    """
-    body = _read(raw)
-    if not record:
-        return Exchange(origin, headers, raw, raw, Untouched())
-    try:
-        sent, wanted = upstream_body(raw, body)
-    except TypeError as error:
-        raise RequestError(f"the body cannot be passed on: {error}.", "Nest it less deeply.") from error
-    return Exchange(origin, headers, raw, sent, Shown(wanted))
-
-
-def _read(raw: bytes) -> dict[str, Any]:
+def read_body(raw: bytes) -> dict[str, Any]:
+    """A request's JSON object. Raises `RequestError` (400)."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error}.", "Send a JSON object.") from error
     if not isinstance(body, dict):
         raise RequestError("the body is not a JSON object.", 'Send {"model": ..., "messages": [...]}.')
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
-        raise RequestError("`messages` must be a list of objects.", 'For example [{"role": "user", "content": "Hi"}].')
-    if not isinstance(body.get("stream_options") or {}, dict):
-        raise RequestError("`stream_options` is not an object.", 'For example {"include_usage": true}.')
     return body
 
 
-def origin_of(headers: Mapping[str, str], trajectory_id: str | None, attribution: str) -> Origin:
+def open_request(wire: Wire, raw: bytes, body: Mapping[str, Any], context: Context) -> Opened:
+    """Read a request in its wire. Raises `RequestError` (400)."""
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RequestError("`stream_options` is not an object.", 'For example {"include_usage": true}.')
+    try:
+        return wire.open(raw, body, context)
+    except (TypeError, RecursionError) as error:
+        raise RequestError(f"the body cannot be passed on: {error}.", "Nest it less deeply.") from error
+
+
+def affinity_of(body: Mapping[str, Any], trajectory_id: str | None, headers: Mapping[str, str]) -> str:
+    """What the calls of one conversation have in common: its trajectory, else who asks and how it began."""
+    if trajectory_id is not None:
+        return trajectory_id
+    turns = body.get("messages") or body.get("input") or body.get("prompt")
+    first = next((m for m in turns if isinstance(m, dict) and m.get("role") == "user"), "") if turns else ""
+    return f"{client_of(headers)}|{first if isinstance(turns, list) else turns}"
+
+
+def origin_of(
+    headers: Mapping[str, str], wire: Wire, target: Target, trajectory_id: str | None, attribution: str
+) -> Origin:
     """The origin of a request that has just arrived, under a new call id."""
     now = time.time()
     return Origin(
         # Ids that rise with time keep the database's indexes together.
         call_id=f"call-{int(now * 1e6):014x}{secrets.token_hex(8)}",
+        wire=wire.name,
         trajectory_id=trajectory_id,
         attribution=attribution,
         client=client_of(headers),
         task_key=headers.get("x-mosaic-task"),
         retry_count=_integer(headers.get("x-stainless-retry-count")),
+        trained=target.trained,
         headers={k: v for k, v in headers.items() if _kept(k)},
         started_at=now,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -45,7 +46,7 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
     registry.register(_Collector(settings, store, recorder))
     metrics = APIRouter()
 
-    @metrics.get("/metrics")
+    @metrics.get("/metrics", response_class=PlainTextResponse)
     def show(request: Request) -> Response:
         """Figures in Prometheus' text form."""
         check_key(settings, request.headers)

@@ -35,6 +35,8 @@ RETRY_S = 1.0
 """Seconds after a refusal before the writer is tried again."""
 CLOSE_S = 5.0
 """Seconds that the writer gets to end; what it then still holds is spooled."""
+START_S = 15.0
+"""Seconds that the first writer gets to be there before calls are served."""
 STUCK_S = 60.0
 """Seconds after which a writer that has work and answers nothing is ended, and a new one started."""
 LARGE = 2**20
@@ -113,6 +115,8 @@ class Recorder:
         self._queued = 0
         """Calls that were spooled since the spool was last emptied."""
         self._to_disk: list[_Pending] = []
+        self._ready = asyncio.Event()
+        """Set once a writer has said that it is there."""
         self._open = asyncio.Event()
         """Cleared for moments, in which new calls are held back."""
         self._disk = ThreadPoolExecutor(1, "spool")
@@ -126,11 +130,14 @@ class Recorder:
     async def start(self) -> None:
         """Start the writer, and hand it what dead processes had spooled and had in flight."""
         self._loop = asyncio.get_running_loop()
+        self._answered_at = self._loop.time()
         self._open.set()
         left_behind = await self._loop.run_in_executor(self._disk, self._adopt)
         self._behind = not self.spool.empty()
         loops = (self._keep_writing(), self._keep_replaying(), self._keep_watch())
         self._loops = [asyncio.ensure_future(loop) for loop in loops]
+        with contextlib.suppress(TimeoutError):  # a writer that takes longer is gone without, for now
+            await asyncio.wait_for(self._ready.wait(), START_S)
         for unfinished, file in left_behind:
             self.health.interrupted += len(unfinished)
             await asyncio.gather(*(self.record(trace) for trace in unfinished))
@@ -262,6 +269,7 @@ class Recorder:
         unpacker = frames.Unpacker()
         while data := await reader.read(2**16):
             self._answered_at = self._loop.time()
+            self._ready.set()
             for kind, _, body in unpacker.feed(data):
                 for number in orjson.loads(body):
                     self._answered(number, kind == b"D")

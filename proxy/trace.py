@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from adapters.wires.chat import Answer
+from adapters.wires import chat, completions
 from adapters.wires.sse import EventSplitter
 from mosaic.capture import CallStatus, CapturedCall
 
@@ -23,11 +23,15 @@ class Origin:
     """Where a call comes from: all that is kept of a request besides its body."""
 
     call_id: str
+    wire: str
+    """Name of the client's wire."""
     trajectory_id: str | None
     attribution: str
     client: str
     task_key: str | None
     retry_count: int
+    trained: bool
+    """False for a call to an engine that does not serve the policy."""
     headers: Mapping[str, str]
     started_at: float
 
@@ -38,7 +42,7 @@ class Trace:
 
     origin: Origin
     body: bytes
-    """The request's body as the client sent it."""
+    """The request as it is recorded: as the client sent it, or its chat form (`adapters.wires.wire`)."""
     pieces: tuple[tuple[float, bytes], ...]
     """(Unix seconds, bytes) of the engine's answer as it came."""
     event_stream: bool
@@ -99,10 +103,17 @@ def origin_from(values: Mapping[str, Any]) -> Origin:
     return Origin(**{name: value for name, value in values.items() if name in known})
 
 
+def _inexact(trace: Trace, reason: str | None) -> str | None:
+    if trace.status is not CallStatus.OK:
+        return f"call_{trace.status.value}"
+    return reason if trace.origin.trained else "other_model"
+
+
 def captured(trace: Trace) -> CapturedCall:
-    """What the store is to keep. Raises `ValueError` for a body that is no chat completion."""
-    body = orjson.loads(trace.body)
-    answer, origin = Answer(), trace.origin
+    """What the store is to keep. Raises `ValueError` for a body that is no request."""
+    body, origin = orjson.loads(trace.body), trace.origin
+    legacy = origin.wire == "completions"
+    answer = completions.Answer(body) if legacy else chat.Answer()
     if trace.event_stream:
         splitter = EventSplitter()
         for when, piece in trace.pieces:
@@ -113,15 +124,15 @@ def captured(trace: Trace) -> CapturedCall:
     kept = answer.captured()
     return CapturedCall(
         call_id=origin.call_id,
-        wire="chat",
+        wire=origin.wire,
         status=trace.status,
         http_status=trace.http_status,
-        messages=tuple(body.get("messages") or ()),
+        messages=tuple(completions.to_messages(body) if legacy else body.get("messages") or ()),
         params={k: v for k, v in body.items() if k != "messages"},
         choices=kept.choices,
         prompt_ids_P=kept.prompt_ids_P,
         usage=kept.usage,
-        inexact_reason=kept.inexact_reason if trace.status is CallStatus.OK else f"call_{trace.status.value}",
+        inexact_reason=_inexact(trace, kept.inexact_reason),
         started_at=origin.started_at,
         first_byte_at=trace.pieces[0][0] if trace.pieces else None,
         ended_at=trace.ended_at,

@@ -1,15 +1,27 @@
-"""The one client that talks to the engine. Its address comes from the configuration and from nowhere else."""
+"""The one client that talks to engines. Their addresses come from the configuration and from nowhere else."""
 
+import asyncio
+import hashlib
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import aiohttp
+import orjson
 from multidict import CIMultiDictProxy
+from pydantic import SecretStr
+from yarl import URL
 
 from mosaic.settings import Settings
 from proxy.access import is_secret
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are dropped before uvicorn, on the other side, drops them after 5 s."""
+NAMES_S = 60.0
+"""Seconds for which the names of an engine's models are believed."""
+NO_NAMES_S = 5.0
+"""Seconds after which an engine that did not say them is asked again."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -33,16 +45,38 @@ HOP_BY_HOP = frozenset(
 """Headers that belong to one connection (RFC 9110, section 7.6.1), or that each side writes itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a call goes."""
+
+    base: str
+    """URL up to and with /v1."""
+    key: SecretStr | None
+    model: str | None
+    """The name to ask for; None asks for what the client named."""
+    trained: bool
+    """False for an engine that does not serve the policy."""
+
+    @property
+    def shown(self) -> str:
+        """The URL without a name and password."""
+        return str(URL(self.base).with_user(None))
+
+
 class Upstream:
-    """A connection pool to the engine."""
+    """Connection pools to the policy's replicas and to the engines of other models."""
 
     def __init__(self, settings: Settings) -> None:
-        self._base = settings.upstream.rstrip("/")
-        self._key = settings.upstream_api_key
+        self._replicas = [url.rstrip("/") for url in (settings.upstream, *settings.replicas)]
+        self._settings = settings
+        self._names: dict[str, tuple[float, tuple[str, ...]]] = {}
+        """Engine -> (when to ask again, names of its models)."""
+        self._asking = asyncio.Lock()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
             auto_decompress=True,
+            cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=2**20,
         )
 
@@ -50,29 +84,81 @@ class Upstream:
         """Drop all connections."""
         await self._session.close()
 
+    async def target(self, model: object, affinity: str) -> Target:
+        """Where a call for `model` goes: to the first pattern of the map that fits, else to the policy.
+
+        Calls of the same `affinity` go to the same replica, whose prefix cache knows them.
+        """
+        named = model if isinstance(model, str) else ""
+        for pattern, other in self._settings.models.items():
+            if fnmatchcase(named, pattern):
+                return Target(other.upstream.rstrip("/"), other.api_key, other.model, trained=False)
+        at = int.from_bytes(hashlib.blake2b(affinity.encode("utf-8", "replace"), digest_size=4).digest(), "big")
+        base = self._replicas[at % len(self._replicas)]
+        names = await self._served(base)
+        known = not names or named in names
+        return Target(base, self._settings.upstream_api_key, None if known else names[0], trained=True)
+
+    async def _served(self, base: str) -> tuple[str, ...]:
+        """The names of the models that an engine serves; none while it cannot be asked."""
+        again_at, names = self._names.get(base, (0.0, ()))
+        if time.monotonic() < again_at or (names and self._asking.locked()):
+            return names
+        async with self._asking:
+            if time.monotonic() >= self._names.get(base, (0.0, ()))[0]:
+                names = await self._ask(base)
+                self._names[base] = time.monotonic() + (NAMES_S if names else NO_NAMES_S), names
+            return self._names[base][1]
+
+    async def _ask(self, base: str) -> tuple[str, ...]:
+        try:
+            async with self._session.get(
+                f"{base}/models",
+                headers=self._key_header(self._settings.upstream_api_key),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._settings.connect_timeout_s),
+            ) as response:
+                found = orjson.loads(await response.read())["data"]
+                return tuple(str(model["id"]) for model in found)
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return ()
+
+    def policy(self) -> Target:
+        """The policy's first replica, for what concerns no conversation."""
+        return Target(self._replicas[0], self._settings.upstream_api_key, None, trained=True)
+
     def send(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+        self, method: str, target: Target, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> "aiohttp.client._RequestContextManager":
-        """One request, never repeated and never redirected. `path` is relative to the configured base URL."""
+        """One request, never repeated and never redirected. `path` is relative to /v1/, or absolute on the engine."""
+        base = target.base.removesuffix("/v1") if path.startswith("/") else f"{target.base}/"
         return self._session.request(
             method,
-            f"{self._base}/{path}",
+            f"{base}{path}",
             data=body,
-            headers={**self._passed_on(headers), "accept-encoding": "identity"},
+            headers={**_passed_on(headers), **self._key_header(target.key), "accept-encoding": "identity"},
             allow_redirects=False,
         )
 
-    def _passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
-        kept = {k: v for k, v in headers.items() if k not in HOP_BY_HOP and not is_secret(k)}
-        if self._key is not None:
-            kept["authorization"] = f"Bearer {self._key.get_secret_value()}"
-        return kept
+    def _key_header(self, key: SecretStr | None) -> dict[str, str]:
+        return {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    away = HOP_BY_HOP | _named(headers.get("connection"))
+    return {k: v for k, v in headers.items() if k not in away and not is_secret(k)}
+
+
+def _named(connection: str | None) -> frozenset[str]:
+    """The headers that a `Connection` header says belong to the connection."""
+    return frozenset(name.strip().lower() for name in (connection or "").split(","))
 
 
 def shown_headers(headers: CIMultiDictProxy[str]) -> list[tuple[bytes, bytes]]:
     """The engine's headers that the client gets."""
+    away = HOP_BY_HOP | _named(headers.get("connection")) | {"set-cookie"}
     return [
         (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
         for name, value in headers.items()
-        if name.lower() not in HOP_BY_HOP and name.lower() != "set-cookie"
+        if name.lower() not in away
     ]

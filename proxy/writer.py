@@ -64,6 +64,7 @@ class Writer:
                 self._store.close()
 
     def _run(self) -> None:
+        self._answer([], True)  # we are there
         for batch in _batches(self._connection):
             for kind, group in groupby(batch, key=lambda frame: frame[0]):
                 if kind == b"C":

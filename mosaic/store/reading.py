@@ -248,6 +248,17 @@ def read_placed(
         )
 
 
+def read_conversation(connection: Connection, call_id: str) -> tuple[Message, ...] | None:
+    """The messages of a call and its first reply, without the system message that its `instructions` had become."""
+    row = connection.execute(select(CallRow.message_id, CallRow.params).where(CallRow.call_id == call_id)).first()
+    if row is None:
+        return None
+    reply = select(TokensRow.message_id).where(TokensRow.call_id == call_id, TokensRow.choice == 0)
+    found = _Messages(connection).chain(connection.scalar(reply) or row[0])
+    instructed = "instructions" in (load(row[1]).get("client_request") or {})
+    return found[1:] if instructed else found
+
+
 def _large_params(connection: Connection, calls: Sequence[RowMapping]) -> dict[str | None, dict[str, Any]]:
     found: dict[str | None, dict[str, Any]] = {None: {}}
     for some in batched(list({row["params_id"] for row in calls if row["params_id"] is not None})):

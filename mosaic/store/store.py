@@ -14,12 +14,12 @@ from sqlalchemy import select
 from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Placement
-from mosaic.records import Group, Trajectory, TrajectoryState
+from mosaic.records import Group, Message, Trajectory, TrajectoryState
 from mosaic.store import jobs, listing, rewards
 from mosaic.store.database import Database
 from mosaic.store.listing import TrajectorySummary, Waiting
 from mosaic.store.models import CounterRow, LinkRow, SessionRow
-from mosaic.store.reading import read_trajectories, read_trajectory
+from mosaic.store.reading import read_conversation, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
 from mosaic.store.writing import count
@@ -131,6 +131,11 @@ class Store:
         """The newest trajectories, optionally those whose id matches an SQL LIKE pattern."""
         with self.database.reading() as connection:
             return listing.newest(connection, limit, like)
+
+    def conversation(self, call_id: str) -> tuple[Message, ...] | None:
+        """The messages of a call and its reply, without the instructions of its own; None for an unknown call."""
+        with self.database.reading() as connection:
+            return read_conversation(connection, call_id)
 
     def links(self, trajectory_id: str) -> list[dict[str, Any]]:
         """The links of a trajectory's sessions in order of opening, evidence and rivals decoded."""

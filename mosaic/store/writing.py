@@ -47,8 +47,8 @@ MAX_TASK_KEY = 200
 """Longest task key in characters; a longer one is replaced by its digest."""
 RECENT_MESSAGES = 100_000
 """Messages whose presence is remembered."""
-RECENT_TOKEN_BYTES = 64 * 2**20
-"""Bytes of token ids of recent calls that are kept in memory."""
+RECENT_TOKEN_BYTES = 24 * 2**20
+"""Bytes of recent calls' token ids that are kept in memory, with what holding them costs."""
 
 
 def insert_new(connection: Connection, table: type[Base], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -108,7 +108,7 @@ class Writer:
         self._messages: Recent[str, bool] = Recent(RECENT_MESSAGES, lambda _: 1)
         self._params: Recent[str, bool] = Recent(RECENT_MESSAGES, lambda _: 1)
         self._after: Recent[str, dict[int, IdArray]] = Recent(
-            RECENT_TOKEN_BYTES, lambda choices: sum(ids.nbytes for ids in choices.values())
+            RECENT_TOKEN_BYTES, lambda choices: sum(ids.nbytes + 400 for ids in choices.values())
         )
         self._batch = _Batch()
 

@@ -39,6 +39,8 @@ class Fault(StrEnum):
     NO_USAGE = "no_usage"
     REFUSE = "refuse"
     """HTTP 503."""
+    OVERFLOW = "overflow"
+    """HTTP 400, as vLLM says that the prompt is too long."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class Turn:
     n: int = 1
     fault: Fault = Fault.NONE
 
+
+OVERFLOW = {
+    "message": "This model's maximum context length is 1024 tokens. However, you requested 16 output tokens and your "
+    "prompt contains at least 1009 input tokens, for a total of at least 1025 tokens. Please reduce the length of the "
+    "input prompt or the number of requested output tokens.",
+    "type": "BadRequestError",
+    "param": "input_tokens",
+    "code": 400,
+}
 
 Script = Callable[[dict[str, Any]], Turn]
 
@@ -95,14 +106,17 @@ class ScriptedEngine:
     """Set when the engine starts to hang."""
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[str]:
-        """Serve on a free loopback port."""
+    async def serve(self, port: int = 0) -> AsyncIterator[str]:
+        """Serve on a loopback port, a free one unless it is given."""
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completion)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_post("/tokenize", self._tokenize)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
         host, port = runner.addresses[0][:2]
         try:
@@ -112,6 +126,35 @@ class ScriptedEngine:
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model"}]})
+
+    async def _completion(self, request: web.Request) -> web.Response:
+        """A legacy completion, whole; its prompt's ids are its bytes."""
+        body = await request.json()
+        self.requests.append(body)
+        turn = self.script(body)
+        if turn.fault is Fault.HANG:
+            await self._hang()
+        choice = _Choice(0, turn)
+        asked = bool(body.get("return_token_ids"))
+        logprobs = {"token_logprobs": choice.logprobs, "tokens": [str(i) for i in choice.ids]}
+        prompt = list(str(body["prompt"]).encode())
+        said = {
+            "index": 0,
+            "text": choice.content,
+            "finish_reason": "stop",
+            "logprobs": logprobs if body.get("logprobs") is not None else None,
+            "token_ids": choice.ids if asked else None,
+            "prompt_token_ids": prompt if asked else None,
+        }
+        counted = {"prompt_tokens": len(prompt), "completion_tokens": len(choice.ids)}
+        return web.json_response({"id": "cmpl-1", "object": "text_completion", "choices": [said], "usage": counted})
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [], "asked": await request.json()})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        ids = render((await request.json())["messages"])
+        return web.json_response({"count": len(ids), "max_model_len": 4096, "tokens": ids})
 
     async def _hang(self) -> None:
         self.reached.set()
@@ -132,6 +175,8 @@ class ScriptedEngine:
             await self._hang()
         if turn.fault is Fault.REFUSE:
             return web.json_response({"error": {"message": "busy"}}, status=503)
+        if turn.fault is Fault.OVERFLOW:
+            return web.json_response({"error": OVERFLOW}, status=400)
         choices = [_Choice(index, turn) for index in range(turn.n)]
         if body.get("stream"):
             return await self._stream(request, body, turn, choices)

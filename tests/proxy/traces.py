@@ -16,7 +16,7 @@ def trace(call_id: str, messages: list[dict[str, Any]], turn: Turn, now: float, 
     stream = answer_to(asked, turn)
     cut = len(stream) // 2
     return Trace(
-        origin=Origin(call_id, trajectory_id, "path", "agent", None, 0, {"user-agent": "agent"}, now),
+        origin=Origin(call_id, "chat", trajectory_id, "path", "agent", None, 0, True, {"user-agent": "agent"}, now),
         body=json.dumps(body).encode(),
         pieces=((now + 0.1, stream[:cut]), (now + 0.2, stream[cut:])),
         event_stream=True,
