@@ -1,0 +1,1 @@
+"""Real agent frameworks, unmodified, through the proxy before the scripted engine."""
