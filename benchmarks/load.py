@@ -3,18 +3,19 @@
 `python -m benchmarks.load engine` answers chat completions as vLLM does, from answers that were built beforehand, and
 prints its port. `python -m benchmarks.load clients` sends calls back to back over parallel connections and prints a
 line of JSON. Every client is an agent: four calls per trajectory, each extending the one before. A trajectory's first
-user message holds its name, so that only the system message is ever repeated. All calls that were begun are ended.
+user message holds its name, so that only the system message is ever repeated. All calls that were begun are ended,
+unless a client is to hang up. A request's own field says so where the answer is to be paced or an error.
 """
 
 import argparse
 import asyncio
+import math
 import random
 import re
 import sys
 import time
 from array import array
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -33,7 +34,11 @@ PIECE = 4
 NAME = b"@" * 24
 """Stands in prebuilt requests for a trajectory's name, which is as long."""
 
+FAIL = {"mock_fails": True}
+"""In a request's body: answer with an error."""
+
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_PACE = re.compile(rb'"mock_pace":\[(\d+),(\d+)\]')
 _WORDS = (
     "the",
     "agent",
@@ -73,6 +78,11 @@ def prompt_ids(turn: int) -> list[int]:
     return ids
 
 
+def pace(chunks: int, per_s: int) -> dict[str, Any]:
+    """In the body of a streamed request: answer with so many chunks of one token, so many a second."""
+    return {"mock_pace": [chunks, per_s]}
+
+
 # the engine
 
 
@@ -89,12 +99,12 @@ def _base(kind: str) -> dict[str, Any]:
     return {"id": "chatcmpl-" + "0" * 32, "object": kind, "created": 1_700_000_000, "model": "policy"}
 
 
-def _usage(turn: int) -> dict[str, Any]:
+def _usage(turn: int, sampled: int = SAMPLED) -> dict[str, Any]:
     prompt = len(prompt_ids(turn))
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": SAMPLED,
-        "total_tokens": prompt + SAMPLED,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
         "prompt_tokens_details": None,
     }
 
@@ -110,13 +120,17 @@ def whole_answer(turn: int, ids: bool) -> bytes:
         "token_ids": REPLY_IDS if ids else None,
     }
     answer = {**_base("chat.completion"), "choices": [choice], "usage": _usage(turn), "prompt_logprobs": None}
-    body = orjson.dumps({**answer, "prompt_token_ids": prompt_ids(turn) if ids else None})
-    head = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % len(body) + body
+    return _json_answer(b"200 OK", {**answer, "prompt_token_ids": prompt_ids(turn) if ids else None})
 
 
-def stream_answer(turn: int, ids: bool, usage: bool) -> list[bytes]:
-    """The HTTP answer to a streamed call, in the pieces in which it leaves."""
+def _json_answer(status: bytes, answer: dict[str, Any]) -> bytes:
+    body = orjson.dumps(answer)
+    head = b"HTTP/1.1 %s\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+def stream_answer(turn: int, ids: bool, usage: bool, chunks: int = 0) -> list[bytes]:
+    """The HTTP answer to a streamed call, in the pieces in which it leaves: the usual reply, or chunks of a token."""
 
     def event(choice: dict[str, Any] | None, **more: Any) -> bytes:
         choices = [] if choice is None else [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
@@ -124,43 +138,62 @@ def stream_answer(turn: int, ids: bool, usage: bool) -> list[bytes]:
 
     role = {"delta": {"role": "assistant", "content": ""}}
     events = [event(role, prompt_token_ids=prompt_ids(turn) if ids else None)]
-    step = len(REPLY) * PIECE // SAMPLED
-    for at, start in enumerate(range(0, SAMPLED, PIECE)):
-        last = start + PIECE == SAMPLED
-        piece: dict[str, Any] = {"delta": {"content": REPLY[at * step : None if last else (at + 1) * step]}}
+    width = 1 if chunks else PIECE
+    step = len(REPLY) * width // SAMPLED
+    for at in range(chunks or SAMPLED // PIECE):
+        start = at * width % SAMPLED
+        last = start + width == SAMPLED
+        piece: dict[str, Any] = {
+            "delta": {"content": REPLY[start // width * step : None if last else (start // width + 1) * step]}
+        }
         if ids:
-            piece["logprobs"] = _logprobs(start, start + PIECE)
-            piece["token_ids"] = REPLY_IDS[start : start + PIECE]
+            piece["logprobs"] = _logprobs(start, start + width)
+            piece["token_ids"] = REPLY_IDS[start : start + width]
         events.append(event(piece))
     events.append(event({"delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}))
     if usage:
-        events.append(event(None, usage=_usage(turn)))
-    chunks = [b"data: " + e + b"\n\n" for e in [*events, b"[DONE]"]]
-    parts = [b"%x\r\n%s\r\n" % (len(c), c) for c in chunks]
+        events.append(event(None, usage=_usage(turn, chunks or SAMPLED)))
+    data = [b"data: " + e + b"\n\n" for e in [*events, b"[DONE]"]]
+    parts = [b"%x\r\n%s\r\n" % (len(d), d) for d in data]
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
     return [head + parts[0], *parts[1:-1], parts[-1] + b"0\r\n\r\n"]
 
 
 class Answers:
-    """All answers, built once: a whole one is a single piece."""
+    """All answers, each built once: a whole one is a single piece."""
 
     def __init__(self) -> None:
         both = (False, True)
         self._whole = {(turn, ids): [whole_answer(turn, ids)] for turn in range(TURNS) for ids in both}
         self._stream = {
-            (turn, ids, usage): stream_answer(turn, ids, usage)
+            (turn, ids, usage, 0): stream_answer(turn, ids, usage)
             for turn in range(TURNS)
             for ids in both
             for usage in both
         }
+        self._models = [_json_answer(b"200 OK", {"object": "list", "data": [{"id": "policy"}]})]
+        error = {"message": "asked to fail", "type": "InternalServerError", "code": 500}
+        self._error = [_json_answer(b"500 Internal Server Error", {"error": error})]
 
-    def to(self, body: bytes) -> list[bytes]:
-        """The pieces that answer a request; its turn is told by the replies in its history."""
-        turn = body.count(b'"role":"assistant"')
-        ids = b'"return_token_ids":true' in body
-        if b'"stream":true' not in body:
-            return self._whole[turn, ids]
-        return self._stream[turn, ids, b'"include_usage":true' in body]
+    def to(self, request: bytes) -> tuple[list[bytes], float]:
+        """The pieces that answer a request, and the seconds between them (0: they leave as soon as they can).
+
+        The turn is told by the replies in the history.
+        """
+        if request.startswith(b"GET "):
+            return self._models, 0
+        if b'"mock_fails":true' in request:
+            return self._error, 0
+        turn = request.count(b'"role":"assistant"')
+        ids = b'"return_token_ids":true' in request
+        if b'"stream":true' not in request:
+            return self._whole[turn, ids], 0
+        paced = _PACE.search(request)
+        chunks, per_s = (int(paced[1]), int(paced[2])) if paced else (0, 0)
+        key = (turn, ids, b'"include_usage":true' in request, chunks)
+        if key not in self._stream:  # takes a while when there are many chunks
+            self._stream[key] = stream_answer(*key)
+        return self._stream[key], 1 / per_s if per_s else 0
 
 
 class EngineConnection(asyncio.Protocol):
@@ -169,27 +202,45 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._pending = b""
+        self._gone = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A peer is there."""
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
 
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio passes it
+        """Nobody wants the rest."""
+        self._gone = True
+
     def data_received(self, data: bytes) -> None:
         """Answer once the request is complete; peers send the next one after the answer."""
         self._pending += data
         head = self._pending.find(b"\r\n\r\n")
-        length = _LENGTH.search(self._pending, 0, head) if head >= 0 else None
-        if length is None or len(self._pending) < head + 4 + int(length[1]):
+        if head < 0:
             return
-        pieces = self._answers.to(self._pending)
+        length = _LENGTH.search(self._pending, 0, head)
+        if len(self._pending) < head + 4 + (int(length[1]) if length else 0):
+            return
+        pieces, every_s = self._answers.to(self._pending)
         self._pending = b""
-        self._send(pieces, 0)
+        if every_s:
+            self._send_paced(pieces, 0, self._loop.time(), every_s)
+        else:
+            self._send(pieces, 0)
 
     def _send(self, pieces: list[bytes], at: int) -> None:
         self._transport.write(pieces[at])
         if at + 1 < len(pieces):
             self._loop.call_soon(self._send, pieces, at + 1)
+
+    def _send_paced(self, pieces: list[bytes], at: int, due: float, every_s: float) -> None:
+        if self._gone:
+            return
+        self._transport.write(pieces[at])
+        if at + 1 < len(pieces):
+            due += every_s
+            self._loop.call_at(due, self._send_paced, pieces, at + 1, due, every_s)
 
 
 async def serve() -> None:
@@ -205,7 +256,7 @@ async def serve() -> None:
 # the clients
 
 
-def request_templates(port: int, stream: bool) -> list[list[bytes]]:
+def request_templates(port: int, stream: bool, more: dict[str, Any] | None = None) -> list[list[bytes]]:
     """The four requests of a trajectory, each cut where its name belongs."""
     messages: list[dict[str, str]] = [
         {"role": "system", "content": _text(FIRST * 2 // 3, 20)},
@@ -216,7 +267,7 @@ def request_templates(port: int, stream: bool) -> list[list[bytes]]:
         body: dict[str, Any] = {"model": "policy", "messages": messages, "temperature": 1.0, "max_tokens": 512}
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        raw = orjson.dumps(body)
+        raw = orjson.dumps(body | (more or {}))
         head = (
             b"POST /t/%s/v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\naccept: application/json\r\n"
             b"content-type: application/json\r\nuser-agent: mosaic-benchmark\r\nauthorization: Bearer none\r\n"
@@ -228,59 +279,111 @@ def request_templates(port: int, stream: bool) -> list[list[bytes]]:
     return templates
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way of calling."""
+
+    templates: list[list[bytes]]
+    status: bytes = b"200"
+    """What must be answered."""
+    leaves: bool = False
+    """Whether the client hangs up after the answer's first bytes."""
+    gaps: bool = False
+    """Whether the time from chunk to chunk is taken."""
+
+
+def mixed(port: int) -> list[Kind]:
+    """Of fifty calls: one whose client hangs up mid-stream, one that fails, twelve streams, the others whole."""
+    whole, stream = Kind(request_templates(port, False)), Kind(request_templates(port, True))
+    cut = Kind(request_templates(port, True, pace(40, 20)), leaves=True)
+    failed = Kind(request_templates(port, False, FAIL), b"500")
+    return [cut if n == 0 else failed if n == 25 else stream if n % 4 == 1 else whole for n in range(50)]
+
+
 @dataclass(slots=True)
 class Tally:
     """What all clients of a run share."""
 
-    templates: list[list[bytes]]
+    kinds: list[Kind]
+    """Those of the calls in turn."""
     run: str
     """Eight characters that no other run against the same store has."""
     measure_from: float
     stop_at: float
+    most: float
+    """Calls that are begun at most."""
     latencies: "array[float]" = field(default_factory=lambda: array("d"))
     """Seconds of each call that began and ended while it was measured."""
+    firsts: "array[float]" = field(default_factory=lambda: array("d"))
+    """Seconds to the first byte of each one's body."""
+    gaps: "array[float]" = field(default_factory=lambda: array("d"))
+    """Seconds between a stream's chunks; 0 between those that came together."""
+    slowest: float = 0.0
+    """Seconds of the slowest good answer, measured or not."""
+    begun: int = 0
     answers: int = 0
     """Good answers, the warm-up's included."""
+    refused: int = 0
+    """Errors that had been asked for."""
+    left: int = 0
+    """Calls whose client hung up."""
     errors: int = 0
-    counted: int = 0
-    """Good answers that came while it was measured."""
 
 
 class Client(asyncio.Protocol):
     """An agent on a connection of its own."""
 
-    def __init__(self, tally: Tally, number: int, gone: "asyncio.Future[None]") -> None:
-        self._tally, self._number, self._gone = tally, number, gone
+    def __init__(self, tally: Tally, number: int, port: int) -> None:
+        self._tally, self._number, self._port = tally, number, port
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        """Done once it has ended."""
         self._calls = 0
-        self._requests: list[bytes] = []
+        self._name = b""
         self._left: int | None = None
         """Bytes of the body that are still to come; None before the head has come, -1 for a chunked body."""
         self._head = b""
-        self._waiting = False
+        self._first: float | None = None
+        self._waiting = self._leaving = False
+        self._again: asyncio.Future[None] | None = None
+
+    async def connect(self) -> None:
+        """Begin."""
+        await self._loop.create_connection(lambda: self, "127.0.0.1", self._port)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Call."""
         self._transport = cast(asyncio.Transport, transport)
         self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio passes it
         """After the last answer this is as it should be, before it an error."""
+        if self._leaving:
+            self._again = asyncio.ensure_future(self.connect())
+            return
         self._tally.errors += self._waiting
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     def _next(self) -> None:
-        turn = self._calls % TURNS
+        tally, turn, now = self._tally, self._calls % TURNS, time.perf_counter()
+        self._head, self._left, self._first, self._leaving, self._waiting = b"", None, None, False, False
+        if tally.begun >= tally.most or now >= tally.stop_at:
+            self._transport.close()
+            return
         if turn == 0:
-            name = b"%s-%06d-%08d" % (self._tally.run.encode(), self._number, self._calls)
-            self._requests = [name.join(parts) for parts in self._tally.templates]
+            self._name = b"%s-%06d-%08d" % (tally.run.encode(), self._number, self._calls)
+        self._kind = tally.kinds[tally.begun % len(tally.kinds)]
         self._calls += 1
-        self._head, self._left, self._waiting = b"", None, True
+        tally.begun += 1
+        self._waiting = True
         self._sent_at = time.perf_counter()
-        self._transport.write(self._requests[turn])
+        self._transport.write(self._name.join(self._kind.templates[turn]))
 
     def data_received(self, data: bytes) -> None:
         """Count bytes until the answer is complete."""
+        if self._leaving:
+            return
         if self._left is None:
             self._head += data
             end = self._head.find(b"\r\n\r\n")
@@ -289,6 +392,12 @@ class Client(asyncio.Protocol):
             length = _LENGTH.search(self._head, 0, end + 2)
             self._left = -1 if length is None else int(length[1])
             self._status, data, self._head = self._head[9:12], self._head[end + 4 :], b""
+            if not data:
+                return
+        if self._first is None and self._leaves():
+            return
+        if self._kind.gaps:
+            self._take_gaps(self._head[-1:] + data)
         if self._left < 0:
             self._head = (self._head + data)[-5:]
             if self._head == b"0\r\n\r\n":
@@ -298,40 +407,86 @@ class Client(asyncio.Protocol):
         if self._left == 0:
             self._ended()
 
-    def _ended(self) -> None:
-        now, tally, self._waiting = time.perf_counter(), self._tally, False
-        if self._status == b"200":
-            tally.answers += 1
-            if tally.measure_from <= now < tally.stop_at:
-                tally.counted += 1
-                tally.latencies.append(now - self._sent_at)
-        else:
-            tally.errors += 1
-        if now < tally.stop_at:
-            self._next()
-        else:
+    def _leaves(self) -> bool:
+        """The answer's body begins; whether it is not wanted after all."""
+        self._first = self._chunk_at = time.perf_counter()
+        if self._kind.leaves:
+            self._leaving = True
+            self._tally.left += 1
             self._transport.close()
+        return self._leaving
+
+    def _take_gaps(self, data: bytes) -> None:
+        if chunks := data.count(b"\n\n"):
+            now = time.perf_counter()
+            self._tally.gaps.append(now - self._chunk_at)
+            self._tally.gaps.extend([0.0] * (chunks - 1))
+            self._chunk_at = now
+
+    def _ended(self) -> None:
+        now, tally = time.perf_counter(), self._tally
+        assert self._first is not None
+        if self._status != self._kind.status:
+            tally.errors += 1
+        elif self._status != b"200":
+            tally.refused += 1
+        else:
+            tally.answers += 1
+            tally.slowest = max(tally.slowest, now - self._sent_at)
+            if tally.measure_from <= now < tally.stop_at:
+                tally.latencies.append(now - self._sent_at)
+                tally.firsts.append(self._first - self._sent_at)
+        self._next()
+
+
+def _quantile_ms(values: "array[float]", percent: int) -> float:
+    ordered = sorted(values) or [0.0]
+    return 1000 * ordered[len(ordered) * percent // 100]
+
+
+def _kinds(arguments: argparse.Namespace) -> list[Kind]:
+    if arguments.mixed:
+        return mixed(arguments.port)
+    if arguments.paced is not None:
+        return [Kind(request_templates(arguments.port, True, pace(*arguments.paced)), gaps=True)]
+    return [Kind(request_templates(arguments.port, arguments.stream))]
 
 
 async def drive(arguments: argparse.Namespace) -> dict[str, float]:
-    """Run the clients to their end; figures of the measured time."""
-    loop = asyncio.get_running_loop()
-    cpu_s, begin = time.process_time(), time.perf_counter() + arguments.warmup
-    templates = request_templates(arguments.port, arguments.stream)
-    tally = Tally(templates, arguments.run, begin, begin + arguments.seconds)
-    gone = [loop.create_future() for _ in range(arguments.clients)]
-    for number, future in enumerate(gone):
-        await loop.create_connection(partial(Client, tally, number, future), "127.0.0.1", arguments.port)
-    await asyncio.gather(*gone)
-    ordered = sorted(tally.latencies) or [0.0]
-    return {
-        "calls_per_s": tally.counted / arguments.seconds,
-        "p50_ms": 1000 * ordered[len(ordered) // 2],
-        "p99_ms": 1000 * ordered[len(ordered) * 99 // 100],
+    """Run the clients to their end; figures of the measured time, which is all where calls are counted."""
+    counted = arguments.calls is not None
+    begin = time.perf_counter() + (0 if counted else arguments.warmup)
+    end = math.inf if counted else begin + arguments.seconds
+    tally = Tally(_kinds(arguments), arguments.run, begin, end, arguments.calls if counted else math.inf)
+    cpu_s = time.process_time()
+    clients = [Client(tally, number, arguments.port) for number in range(arguments.clients)]
+    for client in clients:
+        await client.connect()
+    await asyncio.gather(*(client.gone for client in clients))
+    took = time.perf_counter() - begin if counted else arguments.seconds
+    figures = {
+        "calls_per_s": len(tally.latencies) / took,
+        "p50_ms": _quantile_ms(tally.latencies, 50),
+        "p99_ms": _quantile_ms(tally.latencies, 99),
+        "slowest_ms": 1000 * tally.slowest,
+        "first_byte_p50_ms": _quantile_ms(tally.firsts, 50),
+        "first_byte_p99_ms": _quantile_ms(tally.firsts, 99),
+        "begun": tally.begun,
         "answers": tally.answers,
+        "refused": tally.refused,
+        "left": tally.left,
         "errors": tally.errors,
         "cpu_us_per_call": 1e6 * (time.process_time() - cpu_s) / max(1, tally.answers),
     }
+    if tally.gaps:
+        figures |= {f"gap_p{percent}_ms": _quantile_ms(tally.gaps, percent) for percent in (50, 99)}
+        figures |= {"gap_longest_ms": 1000 * max(tally.gaps), "chunks": len(tally.gaps)}
+    return figures
+
+
+def _pair(text: str) -> tuple[int, int]:
+    chunks, per_s = text.split(",")
+    return int(chunks), int(per_s)
 
 
 def main() -> None:
@@ -344,7 +499,14 @@ def main() -> None:
     clients.add_argument("--clients", type=int, default=32)
     clients.add_argument("--seconds", type=float, default=5)
     clients.add_argument("--warmup", type=float, default=1)
+    clients.add_argument("--calls", type=int, help="so many calls in all, however long they take")
     clients.add_argument("--stream", action="store_true")
+    clients.add_argument(
+        "--paced", type=_pair, metavar="CHUNKS,PER_S", help="streams of so many chunks, so many a second"
+    )
+    clients.add_argument(
+        "--mixed", action="store_true", help="whole and streamed calls, some that fail or are cut short"
+    )
     clients.add_argument("--run", default="run00000", help="eight characters that begin every trajectory's name")
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop_loop_factory()) as runner:
