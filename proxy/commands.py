@@ -14,7 +14,7 @@ from uvicorn.supervisors import Multiprocess
 from mosaic.errors import MosaicError, SettingsError
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store
-from proxy.access import check_bind
+from proxy.access import check_bind, trajectory_key
 from proxy.app import Application, create_app
 
 BACKLOG = 2048
@@ -55,6 +55,11 @@ def serve(
     # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(_config(create_app(settings), settings)).run(sockets=[listener])
+
+
+def key(trajectory: str) -> None:
+    """Print a key with which an agent can make calls, and only of this trajectory."""
+    typer.echo(trajectory_key(load(), trajectory))
 
 
 def _serve_together(settings: Settings, flags: Mapping[str, object], listener: socket.socket) -> None:
