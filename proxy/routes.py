@@ -150,7 +150,8 @@ async def read_all(receive: Receive, limit: int) -> bytes:
     size = 0
     while True:
         try:
-            event = await asyncio.wait_for(receive(), BODY_S)
+            async with asyncio.timeout(BODY_S):
+                event = await receive()
         except TimeoutError:
             raise RequestError("the request was not complete in time.", status=408) from None
         if event["type"] == "http.disconnect":

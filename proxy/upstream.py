@@ -93,8 +93,10 @@ class Upstream:
         for pattern, other in self._settings.models.items():
             if fnmatchcase(named, pattern):
                 return Target(other.upstream.rstrip("/"), other.api_key, other.model, trained=False)
-        at = int.from_bytes(hashlib.blake2b(affinity.encode("utf-8", "replace"), digest_size=4).digest(), "big")
-        base = self._replicas[at % len(self._replicas)]
+        base = self._replicas[0]
+        if len(self._replicas) > 1:
+            at = int.from_bytes(hashlib.blake2b(affinity.encode("utf-8", "replace"), digest_size=4).digest(), "big")
+            base = self._replicas[at % len(self._replicas)]
         names = await self._served(base)
         known = not names or named in names
         return Target(base, self._settings.upstream_api_key, None if known else names[0], trained=True)
