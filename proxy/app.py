@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import multiprocessing
+import os
 import signal
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
@@ -101,17 +102,20 @@ def create_app(settings: Settings | None = None) -> Application:
 
     Raises `StoreError` when the database cannot be opened, `SettingsError` for an address that needs keys.
     """
-    if multiprocessing.parent_process() is not None:
-        _end_with_supervisor()
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None:
+        _end_with(supervisor.pid)
     settings = settings or load()
     check_bind(settings)
     return Application(settings)
 
 
-def _end_with_supervisor() -> None:
+def _end_with(supervisor: int | None) -> None:
     """A worker whose supervisor was killed would hold the port for good: let the kernel tell it to stop (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if supervisor is not None and os.getppid() != supervisor:
+        raise SystemExit("the supervisor was killed before its worker had started")
 
 
 async def _answer_http(_request: Request, error: Exception) -> JSONResponse:
