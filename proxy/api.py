@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from typing import Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.records import TrajectoryState
 from mosaic.settings import Settings
 from mosaic.store import Store
-from proxy.access import check_key
+from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.spool import waiting_calls
 
@@ -34,43 +34,39 @@ class EndIn(BaseModel):
     reason: str = Field("api", max_length=200, description="Why; counted.")
 
 
-def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
-    """The routes, bound to one store."""
+def router(settings: Settings, store: Store, recorder: Recorder, journal: Journal) -> APIRouter:
+    """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
     api = APIRouter(prefix="/api")
 
     @api.post("/trajectories/{trajectory_id}/reward")
-    def give_reward(trajectory_id: str, given: RewardIn, request: Request) -> dict[str, Any]:
+    def give_reward(trajectory_id: str, given: RewardIn) -> dict[str, Any]:
         """Append a reward; the last one is in force."""
-        check_key(settings, request.headers)
         outcome = store.reward(trajectory_id, given.reward, given.source, given.note, session_id=given.session_id)
         return {"reward": given.reward, **asdict(outcome)}
 
     @api.post("/trajectories/{trajectory_id}/end")
-    def end(trajectory_id: str, given: EndIn, request: Request) -> dict[str, Any]:
+    def end(trajectory_id: str, given: EndIn) -> dict[str, Any]:
         """Say that a trajectory is over; failed and truncated ones are not trained."""
-        check_key(settings, request.headers)
         state = store.end(trajectory_id, TrajectoryState(given.state), given.reason)
         return {"trajectory_id": trajectory_id, "state": state}
 
     @api.get("/trajectories")
-    def list_trajectories(request: Request, limit: int = Query(50, ge=1, le=1000)) -> list[dict[str, Any]]:
+    def list_trajectories(limit: int = Query(50, ge=1, le=1000)) -> list[dict[str, Any]]:
         """The newest trajectories."""
-        check_key(settings, request.headers)
         return [asdict(t) for t in store.trajectories(limit)]
 
     @api.get("/trajectories/{trajectory_id}/links")
-    def list_links(trajectory_id: str, request: Request) -> list[dict[str, Any]]:
+    def list_links(trajectory_id: str) -> list[dict[str, Any]]:
         """How the trajectory's sessions are linked, with evidence."""
-        check_key(settings, request.headers)
         return store.links(trajectory_id)
 
     @api.get("/health")
-    def health(request: Request) -> dict[str, Any]:
+    def health() -> dict[str, Any]:
         """What the recorder did, the counters and the live policy version."""
-        check_key(settings, request.headers)
         version, path = store.policy()
         return {
             "recorder": {"alive": recorder.alive(), **asdict(recorder.health)},
+            "journal_failures": journal.failures,
             "spooled_calls_waiting": waiting_calls(settings.spool),
             "counters": store.counters(),
             "policy_version": version,

@@ -38,6 +38,7 @@ class Application:
         self._settings = settings
         self._store = Store(settings.database, settings.reward_window_s)
         self._recorder = Recorder(settings)
+        self._journal = Journal(settings.spool)
         self._model_path: ModelPath | None = None
         self._control = self._make_control()
 
@@ -72,9 +73,9 @@ class Application:
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
-        upstream, journal = Upstream(self._settings), Journal(self._settings.spool)
+        upstream = Upstream(self._settings)
         await self._recorder.start()
-        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder, journal)
+        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder, self._journal)
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
@@ -84,12 +85,12 @@ class Application:
         finally:
             await upstream.close()
             await self._recorder.close()
-            journal.close()
+            self._journal.close()
             self._store.close()
 
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
-        app.include_router(api.router(self._settings, self._store, self._recorder))
+        app.include_router(api.router(self._settings, self._store, self._recorder, self._journal))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_http)

@@ -52,8 +52,6 @@ class Exchange:
     """(Unix seconds, bytes) of the engine's answer as they came."""
     event_stream: bool = False
     """True once the engine answers with a stream."""
-    started: bool = False
-    """True once the status line has gone to the client."""
     http_status: int = 499
     status: CallStatus = CallStatus.ABORTED
     error: str | None = "the client left before the answer ended"

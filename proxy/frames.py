@@ -51,6 +51,19 @@ class Unpacker:
         del self._pending[:at]
 
 
+def count(file: BinaryIO) -> int:
+    """How many frames a file holds, without reading what they hold."""
+    found, at, end = 0, 0, file.seek(0, 2)
+    while at + _HEAD.size <= end:
+        file.seek(at)
+        kind, _, length, _ = _HEAD.unpack(file.read(_HEAD.size))
+        at += _HEAD.size + length
+        if kind != b"C" or at > end:
+            break
+        found += 1
+    return found
+
+
 def read(file: BinaryIO) -> Iterator[bytes | None]:
     """The bodies of a file's frames; None for one that is damaged, or cut short, which is the last."""
     while head := file.read(_HEAD.size):

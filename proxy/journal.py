@@ -29,7 +29,7 @@ _FRAME = struct.Struct("<cIId")
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Segment:
     path: Path
     descriptor: int
@@ -129,16 +129,29 @@ def _append(entry: Entry, kind: bytes, body: bytes, now: float) -> None:
     segment.ends.clear()
 
 
-def left_behind(folder: Path) -> list[tuple[list[Trace], tuple[Path, int]]]:
-    """For each journal of a dead process: its calls in flight, and the file, to remove once they are recorded."""
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The journal of a dead process, now ours."""
+
+    calls: tuple[Trace, ...]
+    """Its calls in flight, in the order in which they ended."""
+    unreadable: int
+    """Further calls that cannot be read; for their sake the file is kept."""
+    file: tuple[Path, int]
+
+
+def left_behind(folder: Path) -> list[Left]:
+    """The journals of dead processes."""
     found = []
     for path, descriptor in owned.abandoned(folder, PREFIX):
-        found.append((sorted(_unfinished(path.read_bytes()), key=lambda t: t.ended_at), (path, descriptor)))
+        calls = list(_unfinished(path.read_bytes()))
+        known = sorted((call for call in calls if call is not None), key=lambda call: call.ended_at)
+        found.append(Left(tuple(known), len(calls) - len(known), (path, descriptor)))
     return found
 
 
-def _unfinished(data: bytes) -> Iterator[Trace]:
-    """The calls without an end. Reading stops at a frame that was cut short."""
+def _unfinished(data: bytes) -> Iterator[Trace | None]:
+    """The calls without an end, None for one that cannot be read. Reading stops at a frame that was cut short."""
     calls: dict[int, tuple[bytes, list[tuple[float, bytes]]]] = {}
     at = 0
     while at + _FRAME.size <= len(data):
@@ -159,6 +172,7 @@ def _unfinished(data: bytes) -> Iterator[Trace]:
             yield _interrupted(origin_from(orjson.loads(origin)), body, tuple(pieces))
         except (ValueError, TypeError, AttributeError) as error:
             log.error("a call in flight cannot be read", error=str(error))
+            yield None
 
 
 def _interrupted(origin: Origin, body: bytes, pieces: tuple[tuple[float, bytes], ...]) -> Trace:

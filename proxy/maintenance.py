@@ -61,7 +61,7 @@ class House:
         if closed := store.close_silent(settings.close_after_s):
             log.info("silent trajectories closed", trajectories=closed)
         if settings.retention_days is not None:
-            rule = PruneRule(settings.retention_days * 24 * 3600.0, keep_trained_since=settings.keep_trained)
+            rule = PruneRule(settings.retention_days * 24 * 3600.0, keep_trained_since=settings.keep_trained_since)
             pruned = prune(store.database, rule, self._go_on)
             if pruned.trajectories:
                 log.info("old trajectories pruned", trajectories=pruned.trajectories)

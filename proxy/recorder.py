@@ -15,9 +15,8 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -57,6 +56,8 @@ class Health:
     spooled: int = 0
     interrupted: int = 0
     """Calls that an earlier process had in flight when it died, now handed to the writer."""
+    unreadable: int = 0
+    """Calls that it had in flight and that cannot be read; their journal is kept as `damaged-...`."""
     lost: int = 0
     """Calls that neither the writer nor the spool took."""
     refusals: int = 0
@@ -138,22 +139,26 @@ class Recorder:
         self._loops = [asyncio.ensure_future(loop) for loop in loops]
         with contextlib.suppress(TimeoutError):  # a writer that takes longer is gone without, for now
             await asyncio.wait_for(self._ready.wait(), START_S)
-        for unfinished, file in left_behind:
-            self.health.interrupted += len(unfinished)
-            await asyncio.gather(*(self.record(trace) for trace in unfinished))
-            await asyncio.to_thread(owned.remove, *file)
+        for left in left_behind:
+            self.health.interrupted += len(left.calls)
+            self.health.unreadable += left.unreadable
+            await asyncio.gather(*(self.record(trace) for trace in left.calls))
+            await asyncio.to_thread(owned.set_aside if left.unreadable else owned.remove, *left.file)
 
-    def _adopt(self) -> list[tuple[list[Trace], tuple[Path, int]]]:
+    def _adopt(self) -> list[journal.Left]:
         """Take over what dead processes left, all of it at once: a call that stands in a spool file may still be open
         in the journal, and whoever replays the one must be the one that records the other, after it."""
         folder = self._settings.spool
         with owned.alone(folder):
             self.spool.adopt()
-            left = journal.left_behind(folder)
-            if not any(unfinished for unfinished, _ in left):
-                return left
+            found = journal.left_behind(folder)
+            if not any(left.calls for left in found):
+                return found
             ended = spooled_ids(folder)
-            return [([t for t in unfinished if t.origin.call_id not in ended], file) for unfinished, file in left]
+            return [
+                replace(left, calls=tuple(call for call in left.calls if call.origin.call_id not in ended))
+                for left in found
+            ]
 
     async def record(self, trace: Trace, then: Callable[[], None] = lambda: None) -> None:
         """Return once the call is durable: committed, or spooled. Never raises on a store failure.
@@ -228,7 +233,7 @@ class Recorder:
         self._pending_bytes += pending.size
         if not self._outgoing:
             self._loop.call_soon(self._flush)
-        if others := self.spool.others():
+        if others := self.spool.others(grown=True):
             # This call may answer one that another worker has spooled: first theirs, then ours.
             self._outgoing.append(frames.pack(b"F", 0, orjson.dumps([str(path) for path in others])))
         self._outgoing += [frames.numbered(head, number), *pending.parts]

@@ -129,14 +129,15 @@ class Relay:
             return
         shown = exchange.opened.shown
         body = shown.whole(body)
-        if shown.error is None:
+        error = "it sent no stream" if client.started else shown.error  # keep-alives have begun one
+        if error is None:
             exchange.ended(CallStatus.OK)
         else:
-            exchange.ended(CallStatus.FAILED, f"engine: {shown.error}")
+            exchange.ended(CallStatus.FAILED, f"engine: {error}")
         # Nobody can use a part of it: it is held until it is recorded.
         await self._record(exchange)
-        if client.started:  # keep-alives had begun a stream
-            await client.last(shown.failed(exchange.error or "the engine sent no stream"))
+        if client.started:
+            await client.last(shown.failed(exchange.error or "engine: it sent no stream"))
         else:
             # A response says itself that it failed; a message has only its status for that.
             broken = shown.error is not None and exchange.wire is MESSAGES
@@ -180,12 +181,12 @@ class Relay:
                         out.append(part)
                 if ready := b"".join(out):
                     await client.more(ready)
-        if not shown.done and (rest := splitter.rest().strip()):
-            held += shown.event(rest + b"\n\n")  # the engine's last event lacks its blank line
+        if last := splitter.last():
+            held += shown.event(last)
         if shown.done and shown.error is None:
             exchange.ended(CallStatus.OK)
             await self._record(exchange)
-            await client.last(held if exchange.wire.translated else held + splitter.rest())
+            await client.last(held)
             return
         error = shown.error or "the stream ended without its last event"
         exchange.ended(CallStatus.FAILED, f"engine: {error}")
@@ -237,7 +238,7 @@ class _Client:
         """The status line of a stream, once, and what its wire begins with."""
         if self.started:
             return
-        self.started = self._exchange.started = True
+        self.started = True
         await _send_start(self._send, 200, [*headers, self._id()], None)
         if opening := self._exchange.opened.shown.opening():
             await self.more(opening)

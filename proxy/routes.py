@@ -6,6 +6,7 @@ Pure ASGI, so that bytes leave as they come and a client's leaving is seen at on
 import asyncio
 import re
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -94,7 +95,7 @@ class ModelPath:
         self, wire: Wire, raw: bytes, headers: dict[str, str], trajectory_id: str | None, attribution: str
     ) -> Exchange:
         body = read_body(raw)
-        target = await self._upstream.target(body.get("model"), affinity_of(body, trajectory_id, headers))
+        target = await self._upstream.target(body.get("model"), partial(affinity_of, body, trajectory_id, headers))
         origin = origin_of(headers, wire, target, trajectory_id, attribution)
         record = self._settings.record
         previous = await self._previous(body) if wire.name == "responses" else ()
@@ -122,7 +123,7 @@ class ModelPath:
         try:
             target = self._upstream.policy()
             if body is not None:
-                target = await self._upstream.target(read_body(body).get("model"), "")
+                target = await self._upstream.target(read_body(body).get("model"))
             async with self._upstream.send(method, target, rest, body, headers) as response:
                 answer = await response.read()
                 await send_whole(send, response.status, shown_headers(response.headers), answer)
@@ -132,7 +133,7 @@ class ModelPath:
     async def _count_tokens(self, headers: dict[str, str], receive: Receive, send: Send) -> None:
         """Anthropic's token count, asked of the engine's own tokenizer."""
         body = read_body(await self._body(receive))
-        target = await self._upstream.target(body.get("model"), "")
+        target = await self._upstream.target(body.get("model"))
         asked = {**messages.count_tokens_body(body), "model": target.model or body.get("model")}
         try:
             async with self._upstream.send("POST", target, "/tokenize", orjson.dumps(asked), headers) as response:

@@ -31,10 +31,10 @@ class Spool:
         """Files of other workers -> their size when they were last replayed."""
         self._listed_at = -1
 
-    def others(self) -> list[Path]:
-        """The files of other workers, when any holds a call that was not there at the last time of asking.
+    def others(self, *, grown: bool = False) -> list[Path]:
+        """The files of other workers; with `grown`, none unless a call has come to any since they were last asked for.
 
-        Costs one look at the folder while there is none. Used by one thread.
+        Costs one look at the folder while there are none. Used by one thread.
         """
         try:
             changed = self._folder.stat().st_mtime_ns
@@ -44,13 +44,13 @@ class Spool:
             found = [path for path in self._folder.glob(f"{PREFIX}*") if path not in self._own]
             self._others = {path: self._others.get(path, 0) for path in found}
             self._listed_at = changed
-        grown = False
+        more = not grown
         for path, known in self._others.items():
             with contextlib.suppress(FileNotFoundError):
                 size = path.stat().st_size
-                grown = grown or size > known
+                more = more or size > known
                 self._others[path] = size
-        return list(self._others) if grown else []
+        return list(self._others) if more else []
 
     def append(self, *calls: Sequence[bytes]) -> None:
         """All the encoded calls are durable when this returns. Raises `OSError` when the disk refuses; then none is."""
@@ -132,7 +132,7 @@ def waiting_calls(folder: Path) -> int:
     found = 0
     for path in folder.glob(f"{PREFIX}*"):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            found += sum(1 for body in frames.read(file) if body is not None)
+            found += frames.count(file)
     return found
 
 

@@ -119,6 +119,8 @@ def captured(trace: Trace) -> CapturedCall:
         for when, piece in trace.pieces:
             for event in splitter.feed(piece):
                 answer.event(event, when)
+        if last := splitter.last():
+            answer.event(last, trace.ended_at)
     elif trace.status is CallStatus.OK:
         answer.whole(b"".join(piece for _, piece in trace.pieces))
     kept = answer.captured()

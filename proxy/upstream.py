@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -84,7 +84,7 @@ class Upstream:
         """Drop all connections."""
         await self._session.close()
 
-    async def target(self, model: object, affinity: str) -> Target:
+    async def target(self, model: object, affinity: Callable[[], str] = str) -> Target:
         """Where a call for `model` goes: to the first pattern of the map that fits, else to the policy.
 
         Calls of the same `affinity` go to the same replica, whose prefix cache knows them.
@@ -95,7 +95,7 @@ class Upstream:
                 return Target(other.upstream.rstrip("/"), other.api_key, other.model, trained=False)
         base = self._replicas[0]
         if len(self._replicas) > 1:
-            at = int.from_bytes(hashlib.blake2b(affinity.encode("utf-8", "replace"), digest_size=4).digest(), "big")
+            at = int.from_bytes(hashlib.blake2b(affinity().encode("utf-8", "replace"), digest_size=4).digest(), "big")
             base = self._replicas[at % len(self._replicas)]
         names = await self._served(base)
         known = not names or named in names

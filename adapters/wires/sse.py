@@ -30,9 +30,11 @@ class EventSplitter:
         del self._pending[:start]
         self._searched = max(0, len(self._pending) - 3)
 
-    def rest(self) -> bytes:
-        """Bytes after the last whole event."""
-        return bytes(self._pending)
+    def last(self) -> bytes:
+        """The event that the end of the stream completes: what is left, with the blank line that it lacks."""
+        left = bytes(self._pending).strip()
+        self._pending.clear()
+        return left + b"\n\n" if left else b""
 
 
 def data_of(event: bytes) -> bytes | None:

@@ -90,27 +90,31 @@ class Wire:
     """A keep-alive that clients ignore."""
 
 
-def open_chat(raw: bytes, body: Body, context: Context) -> Opened:
-    """A chat completion: it goes on as it came, with our own fields added."""
+def _open_chat(raw: bytes, body: Body, context: Context) -> Opened:
     sent_messages = body.get("messages")
     if not isinstance(sent_messages, list) or not all(isinstance(m, dict) for m in sent_messages):
         raise RequestError("`messages` must be a list of objects.", 'For example [{"role": "user", "content": "Hi"}].')
+    return _open_as_it_is(raw, body, context, chat.upstream_body, chat.Shown)
+
+
+def _open_completions(raw: bytes, body: Body, context: Context) -> Opened:
+    return _open_as_it_is(raw, body, context, completions.upstream_body, completions.Shown)
+
+
+def _open_as_it_is(
+    raw: bytes,
+    body: Body,
+    context: Context,
+    upstream_body: Callable[[bytes, Body], tuple[bytes, chat.Wanted]],
+    shown: Callable[[chat.Wanted], Shown],
+) -> Opened:
+    """The engine's own wire: it goes on as it came, with our own fields added."""
     named, named_body = _named(raw, body, context.model)
     stream = bool(body.get("stream"))
     if not context.record:
         return Opened(named, raw, chat.Untouched(), stream)
-    sent, wanted = chat.upstream_body(named, named_body)
-    return Opened(sent, raw, chat.Shown(wanted), stream)
-
-
-def open_completions(raw: bytes, body: Body, context: Context) -> Opened:
-    """A legacy completion: it goes on as it came, with our own fields added."""
-    named, named_body = _named(raw, body, context.model)
-    stream = bool(body.get("stream"))
-    if not context.record:
-        return Opened(named, raw, chat.Untouched(), stream)
-    sent, wanted = completions.upstream_body(named, named_body)
-    return Opened(sent, raw, completions.Shown(wanted), stream)
+    sent, wanted = upstream_body(named, named_body)
+    return Opened(sent, raw, shown(wanted), stream)
 
 
 def _open_responses(_raw: bytes, body: Body, context: Context) -> Opened:
@@ -143,14 +147,9 @@ def _named(raw: bytes, body: Body, model: str | None) -> tuple[bytes, Body]:
     return orjson.dumps(named), named
 
 
-def _openai_error(status: int, message: str, code: str | None) -> bytes:
-    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-
-
 PING = b": ping\n\n"
-CHAT = Wire("chat", "chat/completions", open_chat, _openai_error, translated=False, ping=PING)
-COMPLETIONS = Wire("completions", "completions", open_completions, _openai_error, translated=False, ping=PING)
+CHAT = Wire("chat", "chat/completions", _open_chat, responses.error_body, translated=False, ping=PING)
+COMPLETIONS = Wire("completions", "completions", _open_completions, responses.error_body, translated=False, ping=PING)
 RESPONSES = Wire(
     responses.NAME,
     "chat/completions",

@@ -16,7 +16,7 @@ from mosaic.store.models import CallRow, CounterRow, PolicyVersionRow, SessionRo
 from mosaic.store.reading import batched, read_placed
 from mosaic.store.statements import Statement, among, listed
 from mosaic.store.versions import Timeline, read_timeline
-from mosaic.store.writing import Writer, indexed
+from mosaic.store.writing import Writer, count, indexed
 
 RESTORE_CALLS = 5_000
 """Most calls of a client without trajectory ids that are read when its lineage is restored."""
@@ -97,7 +97,8 @@ class Recording:
         """Notice new policy versions, removed rows and the pools in which others have written."""
         top, prunes, live = _SITUATION.run(connection).one()
         if self._seen is not None and (top or 0) < self._seen and prunes == self._prunes:
-            self.forget()  # the database went back in time: it was restored, or replaced
+            self.forget()  # the database went back in time: it was restored
+            count(connection, "database_replaced", "restored")
         if live != self._live:
             self._timeline, self._live = read_timeline(connection), live
         if prunes != self._prunes:

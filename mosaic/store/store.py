@@ -55,13 +55,16 @@ class Store:
                 raise
             # What is remembered of the database may be wrong (it was restored, say): once more, from what it holds.
             self._recording.forget()
-            return self._record(calls)
+            placements = self._record(calls)
+            self.count("recorded_again", "refused")
+            return placements
 
     def _record(self, calls: Sequence[CapturedCall]) -> list[Placement]:
         try:
             with self.database.writing() as connection:
                 if self.database.replaced():
                     self._recording.forget()
+                    count(connection, "database_replaced", "file")
                 placements = self._recording.record(connection, calls)
         except BaseException:
             self._recording.failed(calls)

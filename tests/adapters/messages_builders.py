@@ -89,7 +89,7 @@ def events_of(sent: bytes) -> list[tuple[str, Json]]:
     """(event name, data) of everything that was sent; nothing may be left over."""
     splitter = EventSplitter()
     events = [(e.split(b"\n")[0].removeprefix(b"event: ").decode(), data_of(e)) for e in splitter.feed(sent)]
-    assert not splitter.rest()
+    assert not splitter.last()
     return [(name, orjson.loads(data or b"null")) for name, data in events]
 
 

@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from adapters.wires.sse import EventSplitter
 from adapters.wires.wire import WIRES, Context, Wire
 from mosaic.capture import CallStatus, CapturedCall
+from mosaic.records import Call
 from mosaic.settings import OtherModel
 from mosaic.store import Store
 from mosaic.store.checking import check
@@ -236,6 +237,25 @@ async def test_an_engine_that_dies_mid_stream_is_an_error_on_every_wire_and_a_fa
         assert found["reply"]
         assert TEXT.startswith(found["reply"].rstrip("\ufffd"))
         assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_last_event_without_its_blank_line_ends_the_stream_all_the_same(
+    start_proxy: ProxyFactory, path: str
+) -> None:
+    whole_stream = wire_stream(path, Turn(TEXT))
+    async with before(start_proxy, replying(event_stream(), whole_stream, End.FIN)) as (proxy, _):
+        _, good = await post(proxy, path, stream=True)
+    async with before(start_proxy, replying(event_stream(), whole_stream.rstrip(b"\n"), End.FIN)) as (proxy, _):
+        _, got = await post(proxy, path, stream=True)
+        assert got.count(b"[DONE]") == good.count(b"[DONE]") == (path in ("chat/completions", "completions"))
+        assert len(data_events(got)) == len(data_events(good))
+        found = [call for s in proxy.store.trajectories() for call in calls_of(proxy, s.trajectory_id)]
+        assert [call.exact for call in found] == [True, True]
+
+
+def calls_of(proxy: Proxy, trajectory_id: str) -> list[Call]:
+    return [call for session in proxy.store.trajectory(trajectory_id).sessions for call in session.calls]
 
 
 @pytest.mark.parametrize("path", PATHS)

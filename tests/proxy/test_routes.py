@@ -287,4 +287,4 @@ def test_any_chunking_of_a_stream_gives_the_same_events(sizes: list[int]) -> Non
         at += size
     assert b"".join(found) == stream
     assert len(found) == 4
-    assert splitter.rest() == b""
+    assert splitter.last() == b""

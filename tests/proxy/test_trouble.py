@@ -79,6 +79,7 @@ async def test_a_damaged_journal_stops_nobody(start_proxy: ProxyFactory, tmp_pat
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(proxy.store.trajectories)
         assert [t.calls for t in proxy.store.trajectories()] == [1]
+        await until((tmp_path / "spool" / f"damaged-{path.name}").exists)
 
 
 async def test_a_spool_file_with_a_damaged_call_gives_the_others_and_is_kept(

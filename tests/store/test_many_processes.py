@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mosaic.capture import CapturedCall
 from mosaic.store import Store
-from mosaic.store.database import Database
+from mosaic.store.database import HEAD, Database
 from tests.lineage.test_lineage import compaction, linear, spawns
 from tests.playbook import Recording
 
@@ -111,5 +111,7 @@ def test_processes_that_open_an_empty_database_together_make_it_once(database_ur
 
     with ThreadPoolExecutor(6) as pool:
         opened = list(pool.map(Database, [database_url] * 6))
+    with opened[0].reading() as connection:
+        assert connection.exec_driver_sql("select version_num from alembic_version").scalars().all() == [HEAD]
     for database in opened:
         database.close()
