@@ -97,9 +97,7 @@ class Settings(BaseSettings):
     )
     close_after_s: float = Field(24 * 3600.0, gt=0, description="Seconds without a call after which one is closed.")
     retention_days: float | None = Field(None, gt=0, description="Days after which trajectories go; unset keeps all.")
-    keep_trained_since: int | None = Field(
-        0, description="Retention spares what these versions were trained on."
-    )
+    keep_trained_since: int | None = Field(0, description="Retention spares what these versions were trained on.")
     workers: int = Field(1, ge=1, le=64, description="Proxy processes that serve the port together.")
     drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
