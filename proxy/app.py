@@ -29,6 +29,10 @@ from proxy.upstream import Upstream
 
 MAX_CONTROL_BYTES = 2**20
 """Largest body that a control route takes."""
+COLLECT_AFTER = 50_000, 20, 50
+"""Thresholds of the garbage collector: calls that wait for the writer are looked through less often."""
+CALLS_SHOWN = "/api/trajectories"
+"""Control routes that show or change what calls have become: all that have ended must be in the database first."""
 
 
 class Application:
@@ -69,6 +73,8 @@ class Application:
         async def again() -> MutableMapping[str, Any]:
             return next(given, None) or await receive()
 
+        if scope["path"].startswith(CALLS_SHOWN):
+            await self._recorder.caught_up()
         await self._control(scope, again, send)
 
     @asynccontextmanager
@@ -79,6 +85,7 @@ class Application:
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
         try:
             async with maintenance.running(self._store, self._settings):
                 yield

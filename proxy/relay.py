@@ -1,8 +1,9 @@
 """Takes one call to the engine and its answer back to the client, whatever happens on either side.
 
-The engine's bytes go to the client as they come; the call is committed while the very last piece (the final event of a
-stream, or a whole body) is held back, so that nothing a client has received in full can be lost. While nothing comes,
-the client of a stream gets keep-alives. A request is sent once; only where no connection came about is it tried again.
+The engine's bytes go to the client as they come; the call is made durable while the very last piece (the final event
+of a stream, or a whole body) is held back, so that nothing a client has received in full can be lost. While nothing
+comes, the client of a stream gets keep-alives. A request is sent once; only where no connection came about is it tried
+again.
 """
 
 import asyncio
@@ -76,7 +77,9 @@ class Relay:
         if not self._settings.record:
             return
         try:
-            await self._recorder.record(exchange.trace(), lambda: self._journal.end(exchange.entry))
+            trace = exchange.trace()
+            journaled = self._journal.ended(exchange.entry, trace)
+            await self._recorder.record(trace, lambda: self._journal.done(exchange.entry), journaled)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client's answer comes first
             self._recorder.health.lost += 1
             log.error("call LOST: it could not be handed to the writer", call=exchange.call_id, error=repr(error))

@@ -41,6 +41,7 @@ class ModelPath:
         self._settings = settings
         self._store = store
         self._upstream = upstream
+        self._recorder = recorder
         self._relay = Relay(settings, upstream, recorder, journal)
         self._calls = 0
 
@@ -107,6 +108,7 @@ class ModelPath:
         response_id = body.get("previous_response_id")
         if response_id is None:
             return ()
+        await self._recorder.caught_up()
         found = await asyncio.to_thread(self._store.conversation, str(response_id).removeprefix("resp_"))
         if found is None:
             raise RequestError(

@@ -10,6 +10,7 @@ commits what it was given, and ends.
 import contextlib
 import gc
 import heapq
+import os
 import select
 import signal
 import socket
@@ -189,6 +190,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = load()
+    os.nice(10)
     # Lineage lives long: looking through it again and again for cycles would cost more than the writing.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -73,6 +73,7 @@ def start_proxy(tmp_path: Path) -> ProxyFactory:
                 "database": f"sqlite:///{tmp_path}/mosaic.db",
                 "spool": tmp_path / "spool",
                 "writer_process": False,
+                "commit_first": True,
                 **overrides,
             }
             settings = Settings(**values)  # type: ignore[arg-type]
