@@ -21,6 +21,7 @@ from mosaic.settings import Settings, load
 from mosaic.store import Store
 from proxy import api, maintenance, metrics
 from proxy.access import check_bind, check_key
+from proxy.exchange import headers_of
 from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Send, send_whole
@@ -60,7 +61,7 @@ class Application:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The control routes: nothing is read or looked up before the key is known to be good."""
-        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        headers = headers_of(scope["headers"])
         try:
             check_key(self._settings, headers)
             body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))

@@ -9,7 +9,7 @@ again.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from typing import Any
 
 import aiohttp
@@ -103,7 +103,11 @@ class Relay:
         while True:
             try:
                 return await self._upstream.send(
-                    "POST", exchange.target, exchange.wire.upstream, exchange.opened.sent, exchange.headers
+                    "POST",
+                    exchange.target,
+                    exchange.wire.upstream + exchange.query,
+                    exchange.opened.sent,
+                    exchange.headers,
                 )
             except aiohttp.ClientConnectorError:  # nothing was sent: trying again repeats nothing
                 if time.monotonic() > deadline:
@@ -122,7 +126,10 @@ class Relay:
         message = f"the engine at {exchange.target.shown} cannot be reached ({error or type(error).__name__})."
         next_step = "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."
         body = exchange.wire.error_body(exchange.http_status, f"{message} {next_step}", "upstream_unreachable")
-        await client.whole(exchange.http_status, _json_headers(retry_after=unreachable), body)
+        headers = _json_headers(retry_after=unreachable)
+        if not unreachable:  # the engine may have acted on it: SDKs repeat a 5xx by themselves unless they are told
+            headers.append((b"x-should-retry", b"false"))
+        await client.whole(exchange.http_status, headers, body)
 
     async def _whole(self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client") -> None:
         body = await response.read()
@@ -273,6 +280,20 @@ def _reset_after_the_end(shown: Shown) -> Iterator[None]:
     except aiohttp.ClientError:
         if not shown.done:
             raise
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work until it ends or the client, whose request has been read, leaves."""
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnect(receive))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not doing.done():
+            doing.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+    if not doing.cancelled():
+        doing.result()
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from adapters.wires import chat, completions
+from adapters.wires import chat, completions, messages, responses
 from adapters.wires.sse import EventSplitter
 from mosaic.capture import CallStatus, CapturedCall
 
@@ -113,7 +113,8 @@ def captured(trace: Trace) -> CapturedCall:
     """What the store is to keep. Raises `ValueError` for a body that is no request."""
     body, origin = orjson.loads(trace.body), trace.origin
     legacy = origin.wire == "completions"
-    answer = completions.Answer(body) if legacy else chat.Answer()
+    translated = origin.wire in (messages.NAME, responses.NAME)
+    answer = completions.Answer(body) if legacy else chat.Answer(origin.call_id, translated=translated)
     if trace.event_stream:
         splitter = EventSplitter()
         for when, piece in trace.pieces:

@@ -28,13 +28,18 @@ REQUEST: Json = {"model": "policy", "input": "Hi", "tools": TOOLS}
 # ---- an engine's answer, whole and in pieces
 
 
+def tool_id(at: int) -> str:
+    """An id that is unique already."""
+    return f"call_{at:02}{'1a' * 11}"
+
+
 def reply(content: str | None = None, *, reasoning: str | None = None, calls: Sequence[tuple[str, str]] = ()) -> Json:
     message: Json = {"role": "assistant", "content": content}
     if reasoning is not None:
         message["reasoning"] = reasoning
     if calls:
         message["tool_calls"] = [
-            {"id": f"tool-{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            {"id": tool_id(at), "type": "function", "function": {"name": name, "arguments": arguments}}
             for at, (name, arguments) in enumerate(calls)
         ]
     return message
@@ -181,7 +186,7 @@ def test_text_and_two_calls_are_told_in_the_order_of_the_real_api() -> None:
             "type": "function_call",
             "status": "completed",
             "arguments": '{"a": 1}',
-            "call_id": "tool-0",
+            "call_id": tool_id(0),
             "name": "look",
         },
         {
@@ -189,7 +194,7 @@ def test_text_and_two_calls_are_told_in_the_order_of_the_real_api() -> None:
             "type": "custom_tool_call",
             "status": "completed",
             "input": "x\ny",
-            "call_id": "tool-1",
+            "call_id": tool_id(1),
             "name": "patch",
         },
     ]
@@ -239,11 +244,12 @@ def test_an_answer_is_a_response_with_its_parameters_and_usage() -> None:
 
 
 def test_a_name_in_pieces_is_one_name() -> None:
-    heads = [{"index": 0, "id": "a", "function": {"name": "pat"}}, {"index": 0, "function": {"name": "ch"}}]
+    heads = [{"index": 0, "id": tool_id(0), "function": {"name": "pat"}}, {"index": 0, "function": {"name": "ch"}}]
     deltas = [{"tool_calls": [head]} for head in heads]
     deltas.append({"tool_calls": [{"index": 0, "function": {"arguments": '{"input": "x"}'}}]})
     [item] = check_order(read(shown_stream(REQUEST, stream_of(deltas))))["output"]
-    assert (item["type"], item["name"], item["call_id"], item["input"]) == ("custom_tool_call", "patch", "a", "x")
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", "x")
+    assert item["call_id"] == tool_id(0)
 
 
 @pytest.mark.parametrize("calls", [[], None])
