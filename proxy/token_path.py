@@ -29,6 +29,7 @@ from proxy.upstream import Upstream
 
 NOT_THERE = (404, 405, 501)
 """How an engine without these endpoints answers."""
+_NOTHING: Mapping[str, Any] = {"object": "chat.completion", "created": 0, "choices": []}
 BEFORE = 8
 """Ids that are turned into text before those that are wanted: the text of a token may depend on the one before."""
 
@@ -197,7 +198,8 @@ class TokenPath:
             if response.status != 200:
                 return Made(response.status, response.headers, answer)
         generated = _object(answer)
-        parsed = await self._parse(exchange, parsing.whole(generated))
+        to_parse = parsing.whole(generated)
+        parsed = _NOTHING if to_parse is None else await self._parse(exchange, to_parse)
         whole = generate.whole_answer(generated, parsed, rendered["request_id"])
         versions = {choice["index"]: generate.spans_of(choice) for choice in generated["choices"]}
         kept = chat.Answer()

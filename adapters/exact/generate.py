@@ -75,14 +75,25 @@ class Parsing:
         self._prompt = orjson.Fragment(orjson.dumps(prompt_ids_P, option=orjson.OPT_SERIALIZE_NUMPY))
         self._prompt_tokens = len(prompt_ids_P)
         self._model = body.get("model")
+        self._shows_stop = bool(body.get("include_stop_str_in_output"))
 
-    def whole(self, generated: Mapping[str, Any]) -> bytes:
-        """The request that parses a whole answer."""
-        return self._asked({"generate_response": generated})
+    def whole(self, generated: Mapping[str, Any]) -> bytes | None:
+        """The request that parses a whole answer; None when there is nothing to parse in it."""
+        spoken = [self._spoken(choice) for choice in generated["choices"]]
+        spoken = [choice for choice in spoken if choice["token_ids"]]
+        return self._asked({"generate_response": {**generated, "choices": spoken}}) if spoken else None
 
     def part(self, chunk: Mapping[str, Any], state: Mapping[str, Any] | None) -> bytes:
         """The request that parses the next part of a choice, after the parts that led to `state`."""
-        return self._asked({"stream": True, "generate_chunk": chunk, "stream_state": state})
+        spoken = {**chunk, "choices": [self._spoken(choice) for choice in chunk["choices"]]}
+        return self._asked({"stream": True, "generate_chunk": spoken, "stream_state": state})
+
+    def _spoken(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """The choice without the token that ended it: chat completions does not show that, parsers would."""
+        ids, entries = choice["token_ids"], (choice.get("logprobs") or {}).get("content")
+        if choice.get("finish_reason") != "stop" or self._shows_stop:
+            return dict(choice)
+        return {**choice, "token_ids": ids[:-1], "logprobs": {"content": entries[:-1]} if entries else None}
 
     def _asked(self, what: Mapping[str, Any]) -> bytes:
         asked = {
@@ -98,7 +109,9 @@ class Parsing:
 def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any], request_id: str) -> bytes:
     """The chat answer: messages as they were parsed; ids, logprobs and usage as they were generated."""
     by_index = {choice["index"]: choice for choice in parsed["choices"]}
-    choices = [_whole_choice(choice, by_index[choice["index"]]) for choice in generated["choices"]]
+    choices = [
+        _whole_choice(choice, by_index.get(choice["index"]) or _silent(choice)) for choice in generated["choices"]
+    ]
     answer = {
         **parsed,
         "id": request_id,
@@ -110,7 +123,7 @@ def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any], reques
 
 
 def _whole_choice(choice: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
-    logprobs = parsed.get("logprobs") or _logprobs(choice.get("logprobs"))
+    logprobs = _logprobs(choice.get("logprobs"), parsed.get("logprobs"))
     return {**parsed, "finish_reason": _finish(parsed), "logprobs": logprobs, "token_ids": choice["token_ids"]}
 
 
@@ -120,14 +133,20 @@ def _finish(parsed: Mapping[str, Any]) -> Any:
     return "tool_calls" if called else parsed.get("finish_reason")
 
 
-def _logprobs(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Logprobs in chat's shape; the text of a token is not known here."""
+def _silent(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice that ended at once."""
+    said = {"role": "assistant", "content": "", "tool_calls": []}
+    return {"index": choice["index"], "message": said, "finish_reason": choice["finish_reason"]}
+
+
+def _logprobs(given: Mapping[str, Any] | None, named: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """Logprobs in chat's shape: those that have the texts of their tokens, then those of which these are not known."""
     if given is None:
         return None
-    content = [
-        {"token": f"token_id:{entry['token_id']}", "logprob": entry["logprob"], "bytes": None, "top_logprobs": []}
-        for entry in given.get("content") or ()
-    ]
+    content = list((named or {}).get("content") or ())
+    for entry in (given.get("content") or ())[len(content) :]:
+        token = f"token_id:{entry['token_id']}"
+        content.append({"token": token, "logprob": entry["logprob"], "bytes": None, "top_logprobs": []})
     return {"content": content}
 
 
@@ -215,7 +234,7 @@ class Stream:
         choice = {
             "index": part.index,
             "delta": _without_nothing(said["delta"]),
-            "logprobs": said.get("logprobs") or (_logprobs({"content": part.logprobs}) if part.logprobs else None),
+            "logprobs": _logprobs({"content": part.logprobs}, said.get("logprobs")) if part.logprobs else None,
             "finish_reason": said.get("finish_reason"),
             "stop_reason": said.get("stop_reason"),
             "token_ids": part.ids,
