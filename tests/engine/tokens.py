@@ -157,7 +157,7 @@ class TokenEngine(ScriptedEngine):
         return await self._stream_events(request, turn, events)
 
     def _choices(self, turn: Turn, prompt: list[int], number: int) -> list[dict[str, Any]]:
-        choices = []
+        choices: list[dict[str, Any]] = []
         for index in range(number):
             spoken = turn if number == 1 else Turn(f"{turn.content} ({index})", turn.calls, reasoning=turn.reasoning)
             ids = [*said(spoken, self.opens_reasoning).encode(), END]
