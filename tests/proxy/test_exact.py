@@ -1,12 +1,15 @@
 """Exact prefix mode: a conversation whose template retokenises what was sampled is one sequence all the same."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import aiohttp
+import anthropic
 import openai
 import pytest
 from sqlalchemy import text
@@ -92,8 +95,8 @@ class Chat:
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
             asked: Any = {"model": "policy", "messages": messages, "tools": [TOOL], **more}
             if not self.stream:
-                whole = await client.chat.completions.create(**asked)
-                return whole.model_dump(exclude_none=True)
+                whole: dict[str, Any] = (await client.chat.completions.create(**asked)).model_dump(exclude_none=True)
+                return whole
             async with client.chat.completions.stream(**asked) as events:
                 said: dict[str, Any] = (await events.get_final_completion()).model_dump(exclude_none=True)
                 return said
@@ -161,9 +164,11 @@ async def test_dropped_reasoning_starts_a_new_sequence_where_it_is_asked_for(sta
     engine = TokenEngine(searcher, drops_reasoning=True)
     async with exact(start_proxy, engine, exact_reasoning="drop") as proxy:
         await Chat(proxy).run(3)
-        assert fidelities(proxy)[-1] == ("spliced", None)
-        await Chat(proxy, trajectory_id="more").run(4)
-        assert fidelities(proxy, "more")[-1] == ("fell_back", "reasoning_dropped")
+        assert fidelities(proxy) == [("exact", None), ("spliced", None), ("fell_back", "reasoning_dropped")]
+        first, second, third = calls_of(proxy)
+        known = [*first.prompt_ids_P.tolist(), *first.samples[0].ids_T.tolist()]
+        assert third.prompt_ids_P[: len(known)].tolist() == known  # what does agree stays
+        assert third.prompt_ids_P[len(second.prompt_ids_P) :].tolist() != second.samples[0].ids_T.tolist()
 
 
 async def test_texts_that_differ_are_left_as_the_template_has_them(start_proxy: ProxyFactory) -> None:
@@ -228,3 +233,117 @@ async def test_a_stream_that_breaks_is_a_failed_call(start_proxy: ProxyFactory, 
         await until(proxy.store.trajectories)
         with proxy.store.engine.connect() as connection:
             assert connection.execute(text("select status, exact from calls")).one() == ("failed", 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_anthropic_agent_is_one_sequence(start_proxy: ProxyFactory, stream: bool) -> None:
+    tools: Any = [{"name": "look", "description": "Look there.", "input_schema": LOOK}]
+    messages: list[Any] = [{"role": "user", "content": "Where is the key?"}]
+    async with exact(start_proxy, TokenEngine(searcher, drops_reasoning=True)) as proxy:
+        url = f"{proxy.url}/t/run-1"
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client:
+            for _ in range(3):
+                asked: Any = {"model": "any", "max_tokens": 100, "messages": messages, "tools": tools}
+                if stream:
+                    async with client.messages.stream(**asked) as events:
+                        reply = await events.get_final_message()
+                else:
+                    reply = await client.messages.create(**asked)
+                uses = [block for block in reply.content if block.type == "tool_use"]
+                results = [{"type": "tool_result", "tool_use_id": use.id, "content": "nothing"} for use in uses]
+                messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": results}]
+        assert reply.content[-1].text == "They are on the shelf."
+        check_one_sequence(proxy, 3)
+        assert fidelities(proxy) == [("exact", None), ("spliced", None), ("spliced", None)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_a_responses_agent_is_one_sequence(start_proxy: ProxyFactory, stream: bool, by_id: bool) -> None:
+    tools: Any = [{"type": "function", "name": "look", "parameters": LOOK, "strict": False}]
+    items: list[Any] = [{"role": "user", "content": "Where is the key?"}]
+    previous: str | None = None
+    async with exact(start_proxy, TokenEngine(searcher, drops_reasoning=True)) as proxy:
+        url = f"{proxy.url}/t/run-1/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            for _ in range(3):
+                asked: Any = {"model": "any", "instructions": "Be brief.", "input": items, "tools": tools}
+                if previous is not None:
+                    asked["previous_response_id"] = previous
+                if stream:
+                    async with client.responses.stream(**asked) as events:
+                        reply: Any = await events.get_final_response()
+                else:
+                    reply = await client.responses.create(**asked)
+                calls = [item for item in reply.output if item.type == "function_call"]
+                results = [{"type": "function_call_output", "call_id": c.call_id, "output": "nothing"} for c in calls]
+                previous = reply.id if by_id else None
+                said = [item.model_dump(exclude_none=True) for item in reply.output]
+                items = results if by_id else [*items, *said, *results]
+        assert reply.output_text == "They are on the shelf."
+        check_one_sequence(proxy, 3)
+
+
+async def test_parallel_calls_of_one_trajectory_stay_parallel(start_proxy: ProxyFactory) -> None:
+    """Two subagents with one question and different instructions, at once, and the calls that go on from them."""
+
+    def echo(body: dict[str, Any]) -> Turn:
+        return Turn(f"{body['messages'][0]['content']} {len(body['messages'])}")
+
+    async def subagent(chat: Chat, name: str) -> None:
+        messages: list[Any] = [{"role": "system", "content": name}, QUESTION]
+        for _ in range(3):
+            reply = (await chat.ask(messages))["choices"][0]["message"]
+            assert reply["content"].startswith(name)
+            messages += [{"role": "assistant", "content": reply["content"]}, QUESTION]
+
+    async with exact(start_proxy, TokenEngine(echo)) as proxy:
+        await asyncio.gather(subagent(Chat(proxy), "first"), subagent(Chat(proxy), "second"))
+        calls = calls_of(proxy)
+        for name in ("first", "second"):
+            own = sorted((c for c in calls if c.messages[0]["content"] == name), key=lambda c: len(c.messages))
+            for before, after in pairwise(own):
+                known = [*before.prompt_ids_P.tolist(), *before.samples[0].ids_T.tolist()]
+                assert after.prompt_ids_P[: len(known)].tolist() == known
+        assert fidelities(proxy).count(("spliced", None)) == 4
+
+
+async def test_what_the_client_did_not_ask_for_it_does_not_see(start_proxy: ProxyFactory) -> None:
+    async with exact(start_proxy, TokenEngine(searcher)) as proxy, aiohttp.ClientSession() as client:
+        for stream in (False, True):
+            body = {"model": "policy", "messages": [QUESTION], "stream": stream}
+            async with client.post(f"{proxy.url}/v1/chat/completions", json=body) as response:
+                seen = await response.read()
+            chunks = [seen] if not stream else [e[6:] for e in seen.split(b"\n\n") if e.startswith(b"data: {")]
+            for chunk in map(json.loads, chunks):
+                assert chunk.get("prompt_token_ids") is None
+                assert all(not c.get("logprobs") and not c.get("token_ids") for c in chunk["choices"])
+                assert stream is False or "usage" not in chunk
+
+
+async def test_the_engine_names_the_version_of_each_token(start_proxy: ProxyFactory) -> None:
+    spans = [{"version": "1", "start": 0, "end": 3}, {"version": "2", "start": 3, "end": 31}]
+    async with exact(start_proxy, TokenEngine(lambda _: Turn("A sentence of thirty bytes ..."))) as proxy:
+        engine_of(proxy).versions = spans
+        for path in ("one", "two"):
+            proxy.store.version_live(proxy.store.new_version(path, None))
+        for stream in (False, True):
+            await Chat(proxy, stream).ask([QUESTION])
+        with proxy.store.engine.connect() as connection:
+            kept = connection.execute(text("select versions from tokens")).scalars().all()
+        assert [json.loads(one) for one in kept] == [[[1, 0, 3], [2, 3, 31]]] * 2
+
+
+async def test_what_cannot_be_parsed_is_a_failed_call_and_not_sampled_again(start_proxy: ProxyFactory) -> None:
+    async with exact(start_proxy, TokenEngine(searcher, cannot_parse=True)) as proxy:
+        for stream in (False, True):
+            with pytest.raises(openai.APIError, match="parse"):
+                await Chat(proxy, stream).ask([QUESTION])
+        assert len(prompts_of(proxy)) == 2
+
+
+async def test_an_overflow_is_told_as_in_capture_mode(start_proxy: ProxyFactory) -> None:
+    async with exact(start_proxy, TokenEngine(lambda _: Turn(fault=Fault.OVERFLOW))) as proxy:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await Chat(proxy).ask([QUESTION])
+        assert caught.value.code == "context_length_exceeded"
