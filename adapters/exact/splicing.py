@@ -103,8 +103,8 @@ def _end_of(text: str, at: int, step: Step, *, keep: bool) -> int | str:
 
 def _end_without_reasoning(text: str, at: int, step: Step) -> int | None:
     sampled, told = step.sampled or "", step.told or ""
-    start = sampled.find(step.reasoning) if step.reasoning else -1
-    if start < 0:
+    start = _start_of(step.reasoning, sampled)
+    if start is None:
         return None
     after = sampled[start + len(step.reasoning) :]
     rest = _CLOSING.sub("", after, count=1)
@@ -115,6 +115,14 @@ def _end_without_reasoning(text: str, at: int, step: Step) -> int | None:
     at += len(told)
     found = text.find(rest, at, at + MAX_MARKERS + len(rest))
     return found + len(rest) if found >= 0 and _MARKERS.fullmatch(text, at, found) else None
+
+
+def _start_of(reasoning: str, sampled: str) -> int | None:
+    """Where reasoning stands: after what opens it (in which a short one may stand as well, as "h" in "<think>")."""
+    start = sampled.find(reasoning, 0, MAX_MARKERS + len(reasoning)) if reasoning else -1
+    while start >= 0 and not _MARKERS.fullmatch(sampled, 0, start):
+        start = sampled.find(reasoning, start + 1, MAX_MARKERS + len(reasoning))
+    return start if start >= 0 else None
 
 
 def boundary(offsets: Sequence[Sequence[int]], at: int) -> int | None:
