@@ -7,7 +7,7 @@ and `MOSAIC_TRAIN__LEARNING_RATE` in the environment.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -81,6 +81,15 @@ class Settings(BaseSettings):
     replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."
+    )
+    fidelity: Literal["capture", "exact"] = Field(
+        "capture", description="exact keeps sampled ids in prompts, token in, token out (vLLM's --enable-scale-out)."
+    )
+    exact_reasoning: Literal["keep", "drop"] = Field(
+        "keep", description="Reasoning that history lacks: keep what was sampled, or drop it as the template does."
+    )
+    exact_memory_bytes: int = Field(
+        256 * 2**20, ge=0, description="Memory of one worker for what was sampled lately, in exact mode."
     )
     max_calls: int = Field(4096, ge=1, description="Calls that one worker has open at most; more get 503.")
     engine_wait_s: float = Field(30.0, ge=0, description="Seconds that calls wait for an engine that does not listen.")

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from adapters.wires.wire import Context, Opened, Wire
-from mosaic.capture import CallStatus
+from mosaic.capture import CallStatus, Fidelity
 from mosaic.errors import RequestError
 from proxy.access import client_of, is_secret
 from proxy.journal import Entry
@@ -72,6 +72,8 @@ class Exchange:
     error: str | None = "the client left before the answer ended"
     entry: Entry | None = None
     """Its place in the journal of calls in flight."""
+    fidelity: Fidelity | None = None
+    """What exact prefix mode made of it."""
 
     @property
     def call_id(self) -> str:
@@ -93,6 +95,7 @@ class Exchange:
             http_status=self.http_status,
             error=self.error,
             ended_at=time.time(),
+            fidelity=self.fidelity,
         )
 
 

@@ -23,6 +23,7 @@ from mosaic.settings import Settings
 from proxy.exchange import Exchange
 from proxy.journal import Journal
 from proxy.recorder import Recorder
+from proxy.token_path import Made, TokenPath
 from proxy.upstream import Upstream, shown_headers
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -49,6 +50,8 @@ class Relay:
         self._upstream = upstream
         self._recorder = recorder
         self._journal = journal
+        exact = settings.fidelity == "exact" and settings.record
+        self._token_path = TokenPath(settings, upstream) if exact else None
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""
@@ -97,11 +100,13 @@ class Relay:
             except (aiohttp.ClientError, TimeoutError) as error:
                 await self._failed(exchange, client, error)
 
-    async def _reach(self, exchange: Exchange) -> aiohttp.ClientResponse:
+    async def _reach(self, exchange: Exchange) -> aiohttp.ClientResponse | Made:
         """The engine's answer. While it does not listen (it is being restarted), new calls wait for it."""
         deadline = time.monotonic() + self._settings.engine_wait_s
         while True:
             try:
+                if self._token_path is not None and (made := await self._token_path.send(exchange)) is not None:
+                    return made
                 return await self._upstream.send(
                     "POST",
                     exchange.target,
@@ -131,7 +136,7 @@ class Relay:
             headers.append((b"x-should-retry", b"false"))
         await client.whole(exchange.http_status, headers, body)
 
-    async def _whole(self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client") -> None:
+    async def _whole(self, exchange: Exchange, response: aiohttp.ClientResponse | Made, client: "_Client") -> None:
         body = await response.read()
         exchange.pieces.append((time.time(), body))
         if response.status != 200:
@@ -154,7 +159,7 @@ class Relay:
             await client.whole(500 if broken else 200, shown_headers(response.headers), body)
 
     async def _refused(
-        self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client", body: bytes
+        self, exchange: Exchange, response: aiohttp.ClientResponse | Made, client: "_Client", body: bytes
     ) -> None:
         """The engine's refusal in the client's wire. An overflow is named as agents know it, so that they compact."""
         exchange.ended(CallStatus.FAILED, f"engine answered {response.status}: {_said(body)}")
@@ -173,7 +178,7 @@ class Relay:
             body = exchange.wire.error_body(response.status, message, code)
         await client.whole(response.status, headers, body)
 
-    async def _stream(self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client") -> None:
+    async def _stream(self, exchange: Exchange, response: aiohttp.ClientResponse | Made, client: "_Client") -> None:
         exchange.event_stream = True
         await client.start(shown_headers(response.headers))
         splitter, shown, held = EventSplitter(), exchange.opened.shown, b""
@@ -301,7 +306,7 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-def _check_usable(response: aiohttp.ClientResponse) -> None:
+def _check_usable(response: aiohttp.ClientResponse | Made) -> None:
     """Raises `ClientPayloadError` for what no client may get: a way past the proxy, or bytes under a false name."""
     coding = response.headers.get("content-encoding", "identity").lower()
     if 300 <= response.status < 400:
