@@ -21,6 +21,7 @@ from adapters.exact.memory import Found, Memory
 from adapters.exact.splicing import Step, align, begins_with, boundary, ids_of
 from adapters.wires import chat
 from adapters.wires.sse import EventSplitter
+from adapters.wires.tool_ids import unmarked
 from mosaic.capture import Choice, Fidelity
 from mosaic.records import IdArray
 from mosaic.settings import Settings
@@ -202,7 +203,7 @@ class TokenPath:
         parsed = _NOTHING if to_parse is None else await self._parse(exchange, to_parse)
         whole = generate.whole_answer(generated, parsed, rendered["request_id"])
         versions = {choice["index"]: generate.spans_of(choice) for choice in generated["choices"]}
-        kept = chat.Answer()
+        kept = chat.Answer(exchange.call_id)
         kept.whole(whole)
         self._ended(exchange, body, prompt, kept, {i: spans for i, spans in versions.items() if spans is not None})
         return Made(200, CIMultiDictProxy(_WHOLE), whole)
@@ -216,7 +217,7 @@ class TokenPath:
         stream: generate.Stream,
     ) -> AsyncIterator[bytes]:
         """Chat chunks, parsed as tokens come. While one part is parsed the next one gathers."""
-        splitter, kept = EventSplitter(), chat.Answer()
+        splitter, kept = EventSplitter(), chat.Answer(exchange.call_id)
         async for data in response.content.iter_any():
             for event in splitter.feed(data):
                 _feed(stream, event)
@@ -251,7 +252,9 @@ class TokenPath:
         start = 0 if prompt.parent is None else len(ids_of(prompt.parent.steps()))
         for choice in captured.choices:
             step = Step(prompt.parent, prompt.ids_P[start:], choice.ids_T, _reasoning(choice))
-            self._memory.keep(_scope(exchange), body["messages"], choice.message, step)
+            # As the engine will be told of it: its own ids, not the ones that the client knows.
+            said = orjson.loads(unmarked(orjson.dumps(choice.message)))
+            self._memory.keep(_scope(exchange), body["messages"], said, step)
 
     async def _parse(self, exchange: Exchange, body: bytes) -> dict[str, Any]:
         """What the engine's parsers say. Raises `aiohttp.ClientPayloadError` when they say nothing."""
