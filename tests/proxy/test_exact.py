@@ -252,6 +252,7 @@ async def test_an_anthropic_agent_is_one_sequence(start_proxy: ProxyFactory, str
                 uses = [block for block in reply.content if block.type == "tool_use"]
                 results = [{"type": "tool_result", "tool_use_id": use.id, "content": "nothing"} for use in uses]
                 messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": results}]
+        assert reply.content[-1].type == "text"
         assert reply.content[-1].text == "They are on the shelf."
         check_one_sequence(proxy, 3)
         assert fidelities(proxy) == [("exact", None), ("spliced", None), ("spliced", None)]
