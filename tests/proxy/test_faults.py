@@ -1568,3 +1568,13 @@ async def test_embeddings_go_where_the_map_of_models_says(start_proxy: ProxyFact
             _, got = await post(proxy, "embeddings", {"model": "text-embedding", "input": "a"})
             assert engine.requests == []
             assert json.loads(got)["asked"] == {"model": "e5", "input": "a"}
+
+
+@pytest.mark.parametrize("status", ["429 Busy", "503 Busy"])
+async def test_a_busy_engine_says_so_to_embeddings_too(start_proxy: ProxyFactory, status: str) -> None:
+    async with (
+        before(start_proxy, replying(whole(b"{}", status=status))) as (proxy, _),
+        aiohttp.ClientSession() as client,
+        client.post(f"{proxy.url}/v1/embeddings", json={"model": "policy", "input": "a"}) as response,
+    ):
+        assert (response.status, response.headers["retry-after"]) == (int(status[:3]), "1")
