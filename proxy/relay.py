@@ -171,9 +171,7 @@ class Relay:
             await client.start(STREAM_HEADERS)
             await client.last(exchange.opened.shown.failed(message, code))
             return
-        headers = shown_headers(response.headers)
-        if response.status in (429, 503) and "retry-after" not in response.headers:
-            headers.append((b"retry-after", b"1"))
+        headers = answer_headers(response)
         if exchange.wire.translated or code is not None:
             body = exchange.wire.error_body(response.status, message, code)
         await client.whole(response.status, headers, body)
@@ -285,6 +283,14 @@ def _reset_after_the_end(shown: Shown) -> Iterator[None]:
     except aiohttp.ClientError:
         if not shown.done:
             raise
+
+
+def answer_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    """The engine's headers; a busy one says when to come again."""
+    headers = shown_headers(response.headers)
+    if response.status in (429, 503) and "retry-after" not in response.headers:
+        headers.append((b"retry-after", b"1"))
+    return headers
 
 
 async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

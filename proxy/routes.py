@@ -21,8 +21,8 @@ from proxy.access import agent_of
 from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
 from proxy.journal import Journal
 from proxy.recorder import Recorder
-from proxy.relay import Receive, Relay, Send, send_error, send_whole, while_there
-from proxy.upstream import Upstream, shown_headers
+from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
+from proxy.upstream import Upstream
 
 Scope = MutableMapping[str, Any]
 
@@ -124,7 +124,7 @@ class ModelPath:
             method = "GET" if body is None else "POST"
             async with self._upstream.send(method, target, rest + arrived.query, body, arrived.headers) as response:
                 answer = await response.read()
-                await send_whole(send, response.status, shown_headers(response.headers), answer)
+                await send_whole(send, response.status, answer_headers(response), answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RequestError(f"the engine cannot be reached ({error}).", status=502) from error
 
