@@ -285,7 +285,7 @@ def _reset_after_the_end(shown: Shown) -> Iterator[None]:
             raise
 
 
-def answer_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+def answer_headers(response: aiohttp.ClientResponse | Made) -> list[tuple[bytes, bytes]]:
     """The engine's headers; a busy one says when to come again."""
     headers = shown_headers(response.headers)
     if response.status in (429, 503) and "retry-after" not in response.headers:
