@@ -63,7 +63,7 @@ def divided(stream: bytes, sizes: list[int]) -> Iterator[bytes]:
 
 
 def shown_ids(path: str, call_id: str, pieces: list[bytes]) -> dict[tuple[int, int], str]:
-    """(choice, place) -> the id that a client of the wire reads out of the stream; translated, in the order in which they began."""
+    """(choice, place) -> the id that a client reads out of the stream; translated wires tell calls as they begin."""
     body = BODIES[path]
     shown = WIRES[path].open(orjson.dumps(body), body, Context(call_id, 1e9)).shown
     splitter, sent = EventSplitter(), shown.opening()
