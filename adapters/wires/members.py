@@ -31,8 +31,9 @@ def with_members(raw: bytes, body: Mapping[str, Any], members: Mapping[str, Any]
 
 def _replaced(raw: bytes, members: Mapping[str, Any]) -> bytes:
     text, parts, at = raw.decode(), list[str](), 0
-    # A plain name occurs no more often than its text, unless escapes write it; once all were found, we are done.
-    plain = all(name.isascii() and name.isidentifier() for name in members) and b"\\u00" not in raw
+    # Once all members of these names were found, the rest may be anything: no name occurs more often than its text,
+    # unless an escape can write it.
+    plain = b"\\u00" not in raw and all(name.isascii() and name.isidentifier() for name in members)
     left = sum(raw.count(b'"%b"' % name.encode()) for name in members) if plain else len(raw)
     for name, start, end in _spans(text):
         if name in members:
