@@ -84,7 +84,7 @@ def router(settings: Settings, store: Store, recorder: Recorder, journal: Journa
         """What the recorder did, the counters and the live policy version."""
         version, path = store.policy()
         return {
-            "recorder": {"alive": recorder.alive(), **asdict(recorder.health)},
+            "recorder": {"alive": recorder.alive(), "waiting": recorder.waiting(), **asdict(recorder.health)},
             "journal_failures": journal.failures,
             "spooled_calls_waiting": waiting_calls(settings.spool),
             "counters": store.counters(),

@@ -27,11 +27,10 @@ from proxy.recorder import Recorder
 from proxy.relay import Receive, Send, send_whole
 from proxy.routes import ModelPath, Scope, read_all
 from proxy.upstream import Upstream
+from proxy.writer import COLLECT_AFTER
 
 MAX_CONTROL_BYTES = 2**20
 """Largest body that a control route takes."""
-COLLECT_AFTER = 50_000, 20, 50
-"""Thresholds of the garbage collector: calls that wait for the writer are looked through less often."""
 CALLS_SHOWN = "/api/trajectories"
 """Control routes that show or change what calls have become: all that have ended must be in the database first."""
 
@@ -43,7 +42,7 @@ class Application:
         self._settings = settings
         self._store = Store(settings.database, settings.reward_window_s)
         self._recorder = Recorder(settings)
-        self._journal = Journal(settings.spool)
+        self._journal = Journal(settings.spool, syncs=not settings.waits_for_commit)
         self._model_path: ModelPath | None = None
         self._control = self._make_control()
 

@@ -20,7 +20,7 @@ import structlog
 
 from mosaic.capture import CallStatus
 from proxy import owned
-from proxy.trace import Origin, Trace, origin_from
+from proxy.trace import Origin, Trace, fidelity_from, origin_from
 
 PREFIX = "inflight-"
 GATHER_S = 0.002
@@ -60,8 +60,10 @@ class Entry:
 class Journal:
     """The calls that this process has in flight. Used by the event loop alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, syncs: bool = True) -> None:
+        """`syncs`: whether calls become durable here; else what has ended is written alone."""
         self._folder = folder
+        self._syncs = syncs
         self._segments: list[_Segment] = []
         """Those with calls in flight, and last the one that is written to."""
         self._next = 0
@@ -113,6 +115,9 @@ class Journal:
             self._failed(error)
             durable.set_result(False)
             return durable
+        if not self._syncs:
+            durable.set_result(False)
+            return durable
         self._waiting.append((entry.segment, durable))
         if not self._syncing:
             self._syncing = True
@@ -124,6 +129,8 @@ class Journal:
 
     def _sync(self) -> None:
         """One fsync for all that wait; those that come meanwhile wait for the next."""
+        if not self._waiting:
+            return  # closed meanwhile
         waiting, self._waiting = self._waiting, []
         segments = list({id(segment): segment for segment, _ in waiting}.values())
         for segment in segments:
@@ -159,6 +166,7 @@ class Journal:
     def close(self) -> None:
         """Let go of the files; one with no call in flight is removed."""
         self._disk.shutdown()
+        self._waiting.clear()
         for segment in self._segments:
             if segment.open:
                 os.close(segment.descriptor)
@@ -173,7 +181,7 @@ class Journal:
 
     def _remove_if_over(self, segment: _Segment) -> None:
         """Remove a file that no call needs and that is not written to any more."""
-        if segment.open or segment.syncing or segment is self._segments[-1] or segment not in self._segments:
+        if segment.open or segment.syncing or segment not in self._segments[:-1]:
             return
         self._segments.remove(segment)
         try:
@@ -212,6 +220,7 @@ def _ending(trace: Trace) -> bytes:
             "status": trace.status.value,
             "http_status": trace.http_status,
             "error": trace.error,
+            "fidelity": trace.fidelity,
         }
     )
 
@@ -279,8 +288,8 @@ def _trace(found: _Found) -> Trace:
     origin, pieces = origin_from(orjson.loads(head)), tuple(found.pieces)
     if found.ending is not None:
         ending = orjson.loads(found.ending)
-        status = CallStatus(ending.pop("status"))
-        return Trace(origin=origin, body=body, pieces=pieces, status=status, ended_at=found.ended_at, **ending)
+        status, fidelity = CallStatus(ending.pop("status")), fidelity_from(ending.pop("fidelity"))
+        return Trace(origin, body, pieces, status=status, ended_at=found.ended_at, fidelity=fidelity, **ending)
     return Trace(
         origin=origin,
         body=body,

@@ -54,15 +54,15 @@ class Health:
     """What the recorder did since the start."""
 
     stored: int = 0
-    waiting: int = 0
-    """Calls that are on their way to the database now."""
     spooled: int = 0
     interrupted: int = 0
     """Calls that an earlier process had in flight when it died, now handed to the writer."""
     unreadable: int = 0
     """Calls that it had in flight and that cannot be read; their journal is kept as `damaged-...`."""
     lost: int = 0
-    """Calls that neither the writer nor the spool took."""
+    """Calls that neither the writer nor the spool took, nor the journal."""
+    left_in_journal: int = 0
+    """Calls that neither took and that the journal keeps, for the next process to store."""
     refusals: int = 0
     """Times that the writer refused calls or died."""
     last_error: str | None = None
@@ -185,7 +185,7 @@ class Recorder:
         size = sum(map(len, parts))
         due = self._loop.time() + self._wait_s + size / BYTES_A_SECOND
         pending = _Pending(parts, then, self._loop.create_future(), self._loop.create_future(), due)
-        if journaled is not None and not self._settings.waits_for_commit:
+        if journaled is not None:
             journaled.add_done_callback(lambda done: self._journaled(pending, done.result()))
         head = frames.head(b"C", 0, parts) if size < LARGE else await asyncio.to_thread(frames.head, b"C", 0, parts)
         if not (self._open.is_set() and not self._behind and self._send(pending, head)):
@@ -239,6 +239,10 @@ class Recorder:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def waiting(self) -> int:
+        """Calls that are on their way to the database now."""
+        return len(self._pending)
+
     def alive(self) -> bool:
         """Whether the writer runs."""
         return self._stream is not None
@@ -265,7 +269,6 @@ class Recorder:
         number = next(self._numbers)
         self._pending[number] = pending
         self._pending_bytes += pending.size
-        self.health.waiting = len(self._pending)
         if not self._outgoing:
             self._loop.call_later(0.0 if self._settings.waits_for_commit else GATHER_S, self._flush)
         self._outgoing += [frames.numbered(head, number), *pending.parts]
@@ -321,7 +324,6 @@ class Recorder:
             return
         pending = self._pending.pop(number)
         self._pending_bytes -= pending.size
-        self.health.waiting = len(self._pending)
         if done:
             self.health.stored += 1
             pending.settle()
@@ -363,14 +365,21 @@ class Recorder:
                 for pending in batch:
                     await self._append([pending])
                 return
-            self.health.lost += 1
-            self.health.last_error = f"{type(error).__name__}: {error}"
-            log.error("call LOST: neither writer nor spool took it", error=str(error))
-            batch[0].settle(durable=False)
+            self._not_spooled(batch[0], error)
         else:
             self.health.spooled += len(batch)
             for pending in batch:
                 pending.settle()
+
+    def _not_spooled(self, pending: _Pending, error: OSError) -> None:
+        self.health.last_error = f"{type(error).__name__}: {error}"
+        if pending.journaled:
+            self.health.left_in_journal += 1
+            log.error("call not stored before the next start: only the journal has it", error=str(error))
+        else:
+            self.health.lost += 1
+            log.error("call LOST: neither writer nor spool took it", error=str(error))
+        pending.settle(durable=False)
 
     async def _keep_replaying(self) -> None:
         """While calls wait in the spool, ask the writer again and again to bring them in."""

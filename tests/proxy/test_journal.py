@@ -1,7 +1,9 @@
 """A call is durable once the journal has it: the database follows, and nothing that has ended is lost on the way."""
 
+import asyncio
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic.capture import CallStatus
+from mosaic.capture import CallStatus, Fidelity
 from mosaic.store import Store
 from proxy.journal import Journal, left_behind
 from proxy.trace import Trace
@@ -98,7 +100,8 @@ def statuses(store: Store) -> list[str]:
 
 
 async def test_a_call_comes_back_from_the_journal_as_it_was(tmp_path: Path) -> None:
-    calls = conversation(5)
+    first, *others = conversation(5)
+    calls = [replace(first, fidelity=Fidelity("fell_back", "text_differs", ((0, ((3, 0, 2),)),))), *others]
     await leave(tmp_path, calls, ended=5)
     (left,) = left_behind(tmp_path)
     assert list(left.calls) == sorted(calls, key=lambda call: call.ended_at)
@@ -121,3 +124,27 @@ async def test_a_journal_cut_anywhere_gives_whole_calls_only(
         assert call == whole or call.status is CallStatus.INTERRUPTED
         assert call.body == whole.body
     os.close(left.file[1])
+
+
+async def test_a_call_that_neither_writer_nor_spool_takes_stays_in_the_journal(
+    start_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    folder, away = tmp_path / "spool", tmp_path / "away"
+    async with start_proxy(lambda _: Turn("Hi"), commit_first=False) as proxy:
+        await ask(proxy, "before")
+        await until(proxy.store.trajectories)
+        folder.rename(away)
+        folder.write_text("not a folder")
+        lock = sqlite3.connect(proxy.settings.database.removeprefix("sqlite:///"), isolation_level=None)
+        lock.execute("BEGIN EXCLUSIVE")
+        await ask(proxy, "left")
+        async with asyncio.timeout(30):
+            while not (said := await health(proxy))["left_in_journal"]:
+                pass
+        assert (said["left_in_journal"], said["lost"]) == (1, 0)
+        lock.execute("ROLLBACK")
+        lock.close()
+    folder.unlink()
+    away.rename(folder)
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        await until(lambda: {t.trajectory_id for t in proxy.store.trajectories()} == {"before", "left"})
