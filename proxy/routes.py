@@ -19,7 +19,6 @@ from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import agent_of
 from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
-from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
 from proxy.upstream import Upstream
@@ -35,14 +34,12 @@ BODY_S = 60.0
 class ModelPath:
     """`/v1/...` and `/t/<trajectory>/v1/...`."""
 
-    def __init__(
-        self, settings: Settings, store: Store, upstream: Upstream, recorder: Recorder, journal: Journal
-    ) -> None:
+    def __init__(self, settings: Settings, store: Store, upstream: Upstream, recorder: Recorder) -> None:
         self._settings = settings
         self._store = store
         self._upstream = upstream
         self._recorder = recorder
-        self._relay = Relay(settings, upstream, recorder, journal)
+        self._relay = Relay(settings, upstream, recorder)
         self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
