@@ -20,6 +20,7 @@ from adapters.wires.sse import EventSplitter
 from adapters.wires.wire import MESSAGES, RESPONSES, Shown
 from mosaic.capture import CallStatus
 from mosaic.settings import Settings
+from mosaic.store import Store
 from proxy.exchange import Exchange
 from proxy.journal import Journal
 from proxy.recorder import Recorder
@@ -45,13 +46,15 @@ log = structlog.get_logger()
 class Relay:
     """The way of calls through one worker."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, recorder: Recorder, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, upstream: Upstream, recorder: Recorder, journal: Journal, store: Store
+    ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._recorder = recorder
         self._journal = journal
         exact = settings.fidelity == "exact" and settings.record
-        self._token_path = TokenPath(settings, upstream) if exact else None
+        self._token_path = TokenPath(settings, upstream, store, recorder) if exact else None
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""

@@ -42,7 +42,7 @@ class ModelPath:
         self._store = store
         self._upstream = upstream
         self._recorder = recorder
-        self._relay = Relay(settings, upstream, recorder, journal)
+        self._relay = Relay(settings, upstream, recorder, journal, store)
         self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,15 +17,18 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from adapters.exact import generate
-from adapters.exact.memory import Found, Memory
+from adapters.exact.memory import Found, Memory, key_of, keys_of
 from adapters.exact.splicing import Step, align, begins_with, boundary, ids_of
 from adapters.wires import chat
 from adapters.wires.sse import EventSplitter
-from adapters.wires.tool_ids import unmarked
-from mosaic.capture import Choice, Fidelity
-from mosaic.records import IdArray
+from adapters.wires.tool_ids import unmarked_message
+from mosaic.capture import Fidelity
+from mosaic.records import IdArray, Message
 from mosaic.settings import Settings
+from mosaic.store import Store
 from proxy.exchange import Exchange
+from proxy.recall import Recall, reasoning_of
+from proxy.recorder import Recorder
 from proxy.upstream import Upstream
 
 NOT_THERE = (404, 405, 501)
@@ -100,10 +103,11 @@ class _Refused(Exception):
 class TokenPath:
     """Exact prefix mode of one worker."""
 
-    def __init__(self, settings: Settings, upstream: Upstream) -> None:
+    def __init__(self, settings: Settings, upstream: Upstream, store: Store, recorder: Recorder) -> None:
         self._upstream = upstream
         self._keep = settings.exact_reasoning == "keep"
         self._memory = Memory(settings.exact_memory_bytes)
+        self._recall = Recall(settings, store, recorder, self._memory)
 
     async def send(self, exchange: Exchange) -> Made | None:
         """The answer to a call, or None when chat completions is to be asked.
@@ -118,7 +122,7 @@ class TokenPath:
         if reason is not None:
             exchange.fidelity = Fidelity("fell_back", reason)
             return None
-        found = self._memory.find(_scope(exchange), body["messages"])
+        found = await self._find(exchange, body["messages"])
         try:
             rendered = await self._ask(
                 exchange, generate.RENDER, generate.render_body(body, offsets=found.step is not None)
@@ -136,6 +140,15 @@ class TokenPath:
         return await self._generate(exchange, body, rendered, prompt)
 
     # the prompt
+
+    async def _find(self, exchange: Exchange, messages: Sequence[Message]) -> Found:
+        """The newest reply that was sampled here, or, in a trajectory that is named, that the store has."""
+        keys, trajectory_id = keys_of(_scope(exchange), messages), exchange.origin.trajectory_id
+        found = self._memory.find(keys)
+        if found.reason != "not_remembered" or trajectory_id is None:
+            return found
+        await self._recall.fill(trajectory_id, _scope(exchange))
+        return self._memory.find(keys)
 
     async def _prompt(self, exchange: Exchange, rendered: Mapping[str, Any], found: Found) -> _Prompt:
         """The rendering, with the ids that were sampled in the place of what was rendered of them."""
@@ -251,10 +264,9 @@ class TokenPath:
             return
         start = 0 if prompt.parent is None else len(ids_of(prompt.parent.steps()))
         for choice in captured.choices:
-            step = Step(prompt.parent, prompt.ids_P[start:], choice.ids_T, _reasoning(choice))
-            # As the engine will be told of it: its own ids, not the ones that the client knows.
-            said = orjson.loads(unmarked(orjson.dumps(choice.message)))
-            self._memory.keep(_scope(exchange), body["messages"], said, step)
+            step = Step(prompt.parent, prompt.ids_P[start:], choice.ids_T, reasoning_of(choice.message))
+            key = key_of(_scope(exchange), body["messages"], unmarked_message(choice.message))
+            self._memory.keep(key, step)
 
     async def _parse(self, exchange: Exchange, body: bytes) -> dict[str, Any]:
         """What the engine's parsers say. Raises `aiohttp.ClientPayloadError` when they say nothing."""
@@ -316,8 +328,3 @@ def _wants_token_texts(exchange: Exchange, body: Mapping[str, Any]) -> str | Non
     if not body.get("stream") or b'"logprobs"' not in exchange.opened.recorded:
         return None
     return "logprobs_in_stream" if orjson.loads(exchange.opened.recorded).get("logprobs") else None
-
-
-def _reasoning(choice: Choice) -> str:
-    found = choice.message.get("reasoning") or choice.message.get("reasoning_content")
-    return found if isinstance(found, str) else ""

@@ -40,10 +40,10 @@ class Memory:
         self._steps: OrderedDict[bytes, Step | None] = OrderedDict()
         """None where replies with other ids said the same, so that none can be told to be the one."""
 
-    def find(self, scope: str, messages: Sequence[Message]) -> Found:
-        """The newest reply in `messages` that is remembered."""
+    def find(self, keys: Sequence[bytes]) -> Found:
+        """The newest reply that is remembered of a conversation (`keys_of`)."""
         reason = None
-        for key in reversed(_keys(scope, messages)):
+        for key in reversed(keys):
             step = self._steps.get(key)
             if step is not None:
                 self._touch(step)
@@ -51,13 +51,11 @@ class Memory:
             reason = reason or ("ambiguous" if key in self._steps else "not_remembered")
         return Found(None, reason)
 
-    def keep(self, scope: str, messages: Sequence[Message], reply: Message, step: Step) -> None:
-        """Remember what was sampled as the reply to `messages`."""
-        keys = _keys(scope, [*messages, reply])
+    def keep(self, key: bytes | None, step: Step) -> None:
+        """Remember what was sampled as a reply (`key_of`)."""
         size = _size(step)
-        if not items([reply]) or size > self._max_bytes:
+        if key is None or size > self._max_bytes:
             return  # nothing that could be found again
-        key = keys[-1]
         if key in self._steps:
             known = self._steps[key]
             if known is not None and not _same(known, step):
@@ -93,7 +91,12 @@ def _same(one: Step, other: Step) -> bool:
     return len(first) == len(second) and begins_with(first, second)
 
 
-def _keys(scope: str, messages: Iterable[Message]) -> list[bytes]:
+def key_of(scope: str, messages: Sequence[Message], reply: Message) -> bytes | None:
+    """Under what a reply to `messages` is remembered; None when it says nothing."""
+    return keys_of(scope, [*messages, reply])[-1] if items([reply]) else None
+
+
+def keys_of(scope: str, messages: Iterable[Message]) -> list[bytes]:
     """A hash for every assistant message, of all that was said up to and with it."""
     state = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16)
     keys = []
