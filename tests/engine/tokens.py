@@ -82,6 +82,8 @@ class TokenEngine(ScriptedEngine):
     """How the template writes arguments."""
     lacks: set[str] = field(default_factory=set)
     """Endpoints that are not there, for example `render`."""
+    hangs: set[str] = field(default_factory=set)
+    """Endpoints that never answer."""
     counts_ids: bool = False
     """Tool calls of every reply are numbered from 0 (Kimi's parser); else their ids are random."""
     cannot_parse: bool = False
@@ -119,15 +121,17 @@ class TokenEngine(ScriptedEngine):
     def _id(self, at: int, name: str) -> str:
         return f"functions.{name}:{at}" if self.counts_ids else uuid.uuid4().hex
 
-    def _asked(self, request: web.Request) -> str:
+    async def _asked(self, request: web.Request) -> str:
         name = request.path.rpartition("/")[2]
         self.paths.append(name)
+        if name in self.hangs:
+            await self._hang()
         if name in self.lacks:
             raise web.HTTPNotFound(text='{"detail":"Not Found"}', content_type="application/json")
         return name
 
     async def _render(self, request: web.Request) -> web.Response:
-        self._asked(request)
+        await self._asked(request)
         body = await request.json()
         if self.script(body).fault is Fault.OVERFLOW:
             return web.json_response({"error": OVERFLOW}, status=400)
@@ -140,11 +144,11 @@ class TokenEngine(ScriptedEngine):
         return web.json_response({**asked, "model": body.get("model"), "token_offsets": told, "stream": False})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        self._asked(request)
+        await self._asked(request)
         return web.json_response({"prompt": text_of((await request.json())["tokens"])})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        self._asked(request)
+        await self._asked(request)
         asked = await request.json()
         body = self._bodies[asked["request_id"]]
         self.requests.append(body)
@@ -199,7 +203,7 @@ class TokenEngine(ScriptedEngine):
         return response
 
     async def _derender(self, request: web.Request) -> web.Response:
-        self._asked(request)
+        await self._asked(request)
         asked = await request.json()
         if self.cannot_parse or asked["prompt_token_ids"] is None or asked["chat_request"] is None:
             return web.json_response({"error": {"message": "it cannot be parsed"}}, status=400)
@@ -221,7 +225,7 @@ class TokenEngine(ScriptedEngine):
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         """Chat completions over the same template and the same samples; a stream comes in one chunk."""
-        self._asked(request)
+        await self._asked(request)
         body = await request.json()
         self.requests.append(body)
         turn = self.script(body)

@@ -27,6 +27,7 @@ from tests.proxy.conversations import (
     prompts_of,
     searcher,
 )
+from tests.proxy.faults import LEAVING_S
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -151,17 +152,28 @@ async def test_several_choices_are_each_remembered(start_proxy: ProxyFactory) ->
         assert fidelities(proxy) == [("exact", None), ("spliced", None), ("spliced", None)]
 
 
-@pytest.mark.parametrize("fault", [Fault.HANG, Fault.HANG_MID_STREAM])
-async def test_a_client_that_leaves_stops_the_generation(start_proxy: ProxyFactory, fault: Fault) -> None:
-    async with exact(start_proxy, TokenEngine(lambda _: Turn("A long answer.", fault=fault))) as proxy:
-        asked = asyncio.ensure_future(Chat(proxy, stream=True).ask([QUESTION]))
-        await asyncio.wait_for(proxy.engine.reached.wait(), 20)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("point", ["render", "detokenize", "generate", "derender", "mid-stream"])
+async def test_a_client_that_leaves_stops_what_the_engine_does_for_it(
+    start_proxy: ProxyFactory, point: str, stream: bool
+) -> None:
+    engine = TokenEngine(lambda _: Turn("A long answer."))
+    async with exact(start_proxy, engine) as proxy:
+        chat = Chat(proxy, stream)
+        said = (await chat.ask([QUESTION]))["choices"][0]["message"]["content"]
+        if point == "mid-stream":
+            engine.script = lambda _: Turn("A long answer.", fault=Fault.HANG_MID_STREAM if stream else Fault.HANG)
+        else:
+            engine.hangs = {point}
+        asked = asyncio.ensure_future(chat.ask([QUESTION, {"role": "assistant", "content": said}, QUESTION]))
+        await asyncio.wait_for(engine.reached.wait(), 20)
         asked.cancel()
-        await asyncio.wait_for(proxy.engine.dropped.wait(), 1)
+        await asyncio.wait_for(engine.dropped.wait(), LEAVING_S)
         await asyncio.gather(asked, return_exceptions=True)
-        await until(proxy.store.trajectories)
+        await until(lambda: len(fidelities(proxy)) == 2)
         with proxy.store.engine.connect() as connection:
-            assert connection.execute(text("select status from calls")).scalar_one() == "aborted"
+            query = "select status from calls order by seq desc limit 1"
+            assert connection.execute(text(query)).scalar_one() == "aborted"
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_MID_STREAM, Fault.NO_DONE, Fault.GARBAGE, Fault.IN_BAND_ERROR])
