@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import aiohttp
-import orjson
 
 from adapters.wires import messages
+from adapters.wires.json_text import dumps
 from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire, named_body
 from mosaic.errors import RequestError
 from mosaic.settings import Settings
@@ -62,7 +62,7 @@ class ModelPath:
             if scope["method"] == "POST" and rest in WIRES:
                 await self._call(wire, arrived, receive, send)
             elif scope["method"] == "POST" and rest == "messages/count_tokens":
-                counted = read_body(await self._body(receive))
+                counted = read_body(await self._body(receive), rewritten=True)
                 await while_there(receive, self._count_tokens(counted, arrived, send))
             elif (scope["method"], rest) in (("GET", "models"), ("POST", "embeddings")):
                 body = await self._body(receive) if scope["method"] == "POST" else None
@@ -88,7 +88,7 @@ class ModelPath:
             self._calls -= 1
 
     async def _open(self, wire: Wire, raw: bytes, arrived: Arrived) -> Exchange:
-        body = read_body(raw)
+        body = read_body(raw, rewritten=wire.translated)
         headers, trajectory_id = arrived.headers, arrived.trajectory_id
         target = await self._upstream.target(body.get("model"), partial(affinity_of, body, trajectory_id, headers))
         origin = origin_of(headers, wire, target, trajectory_id, arrived.attribution)
@@ -131,7 +131,7 @@ class ModelPath:
     async def _count_tokens(self, body: dict[str, Any], arrived: Arrived, send: Send) -> None:
         """Anthropic's token count, asked of the engine's own tokenizer."""
         target = await self._upstream.target(body.get("model"))
-        asked = orjson.dumps({**messages.count_tokens_body(body), "model": target.model or body.get("model")})
+        asked = dumps({**messages.count_tokens_body(body), "model": target.model or body.get("model")})
         try:
             async with self._upstream.send("POST", target, "/tokenize", asked, arrived.headers) as response:
                 answer = await response.read()

@@ -19,7 +19,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from adapters.exact import generate
 from adapters.exact.memory import Found, Memory, key_of, keys_of
 from adapters.exact.splicing import Step, align, begins_with, boundary, ids_of
-from adapters.wires import chat
+from adapters.wires import chat, json_text
 from adapters.wires.sse import EventSplitter
 from adapters.wires.tool_ids import unmarked_message
 from mosaic.capture import Fidelity
@@ -117,7 +117,7 @@ class TokenPath:
         """
         if not exchange.target.trained or exchange.wire.upstream != "chat/completions":
             return None
-        body = orjson.loads(exchange.opened.sent)
+        body = json_text.loads(exchange.opened.sent)
         reason = _wants_token_texts(exchange, body) or generate.unsupported(body)
         if reason is not None:
             exchange.fidelity = Fidelity("fell_back", reason)

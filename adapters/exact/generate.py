@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from adapters.wires.chat import DONE
+from adapters.wires.json_text import dumps
 from adapters.wires.sse import data_of
 from mosaic.capture import Fidelity, Spans
 from mosaic.records import IdArray
@@ -44,7 +45,7 @@ def unsupported(body: Mapping[str, Any]) -> str | None:
 
 def render_body(body: Mapping[str, Any], *, offsets: bool) -> bytes:
     """What is rendered: the chat request, and whether to say where each token stands in the text."""
-    return orjson.dumps({**body, "return_token_offsets": True} if offsets else body)
+    return dumps({**body, "return_token_offsets": True} if offsets else body)
 
 
 def generate_body(rendered: Mapping[str, Any], body: Mapping[str, Any], prompt_ids_P: IdArray) -> bytes:
@@ -71,7 +72,7 @@ class Parsing:
 
     def __init__(self, body: Mapping[str, Any], prompt_ids_P: IdArray) -> None:
         # Parsers look at tools and tool_choice; the conversation would be sent again with every part.
-        self._request = orjson.Fragment(orjson.dumps({**body, "messages": body["messages"][-1:]}))
+        self._request = orjson.Fragment(dumps({**body, "messages": body["messages"][-1:]}))
         self._prompt = orjson.Fragment(orjson.dumps(prompt_ids_P, option=orjson.OPT_SERIALIZE_NUMPY))
         self._prompt_tokens = len(prompt_ids_P)
         self._model = body.get("model")
