@@ -4,9 +4,9 @@ Asked only for a reply that is not remembered in a trajectory that is named, and
 cannot tell in time is not remembered: a call never fails for it.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -15,10 +15,9 @@ from adapters.exact.splicing import Step, begins_with, ids_of
 from adapters.wires.tool_ids import unmarked_message
 from mosaic.errors import StoreError
 from mosaic.records import Call, IdArray, Message
-from mosaic.settings import Settings
 from mosaic.store import Store
 from mosaic.store.recent import Recent
-from proxy.recorder import Recorder
+from proxy.lookups import Lookups
 
 TRAJECTORIES = 10_000
 """Trajectories of which is known how far they were read."""
@@ -40,10 +39,9 @@ class _Said:
 class Recall:
     """Fills a memory from the store. Used by one event loop."""
 
-    def __init__(self, settings: Settings, store: Store, recorder: Recorder, memory: Memory) -> None:
-        self._wait_s = settings.store_wait_s
+    def __init__(self, store: Store, lookups: Lookups, memory: Memory) -> None:
         self._store = store
-        self._recorder = recorder
+        self._lookups = lookups
         self._memory = memory
         self._read: Recent[str, int] = Recent(TRAJECTORIES, lambda _: 1)
         """Trajectory -> row up to which it was read."""
@@ -52,10 +50,8 @@ class Recall:
         """Remember under `scope` what the store has of a trajectory and was not read before."""
         after = self._read.get(trajectory_id) or 0
         try:
-            async with asyncio.timeout(self._wait_s):
-                await self._recorder.caught_up()
-                said, last = await asyncio.to_thread(self._said, trajectory_id, scope, after)
-        except (StoreError, TimeoutError) as error:
+            said, last = await self._lookups.ask(partial(self._said, trajectory_id, scope, after))
+        except StoreError as error:
             log.warning("what was sampled could not be read", trajectory=trajectory_id, error=repr(error))
             return
         self._read.update({trajectory_id: last})

@@ -20,7 +20,6 @@ from adapters.wires.sse import EventSplitter
 from adapters.wires.wire import MESSAGES, RESPONSES, Shown
 from mosaic.capture import CallStatus
 from mosaic.settings import Settings
-from mosaic.store import Store
 from proxy.exchange import Exchange
 from proxy.journal import Journal
 from proxy.recorder import Recorder
@@ -47,14 +46,13 @@ class Relay:
     """The way of calls through one worker."""
 
     def __init__(
-        self, settings: Settings, upstream: Upstream, recorder: Recorder, journal: Journal, store: Store
+        self, settings: Settings, upstream: Upstream, recorder: Recorder, journal: Journal, token_path: TokenPath | None
     ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._recorder = recorder
         self._journal = journal
-        exact = settings.fidelity == "exact" and settings.record
-        self._token_path = TokenPath(settings, upstream, store, recorder) if exact else None
+        self._token_path = token_path
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""

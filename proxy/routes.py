@@ -10,18 +10,21 @@ from functools import partial
 from typing import Any
 
 import aiohttp
+import structlog
 
 from adapters.wires import messages
 from adapters.wires.json_text import dumps
 from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire, named_body
-from mosaic.errors import RequestError
+from mosaic.errors import RequestError, StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import agent_of
 from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
 from proxy.journal import Journal
+from proxy.lookups import Lookups
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
+from proxy.token_path import TokenPath
 from proxy.upstream import Upstream
 
 Scope = MutableMapping[str, Any]
@@ -30,6 +33,8 @@ _PATH = re.compile(r"(?:/t/(?P<trajectory>[^/]+))?/v1/(?P<rest>.+)")
 _TRAJECTORY = re.compile(r"(?!\.{1,2}$)[\w.:@+~-]{1,200}", re.ASCII)
 BODY_S = 60.0
 """Seconds that a client may be silent while it sends its request."""
+
+log = structlog.get_logger()
 
 
 class ModelPath:
@@ -41,9 +46,15 @@ class ModelPath:
         self._settings = settings
         self._store = store
         self._upstream = upstream
-        self._recorder = recorder
-        self._relay = Relay(settings, upstream, recorder, journal, store)
+        self._lookups = Lookups(settings, recorder)
+        exact = settings.fidelity == "exact" and settings.record
+        token_path = TokenPath(settings, upstream, store, self._lookups) if exact else None
+        self._relay = Relay(settings, upstream, recorder, journal, token_path)
         self._calls = 0
+
+    def close(self) -> None:
+        """Ask the store nothing more."""
+        self._lookups.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -98,12 +109,16 @@ class ModelPath:
         return Exchange(wire, origin, headers, open_request(wire, raw, body, context), target, arrived.query)
 
     async def _previous(self, body: dict[str, Any]) -> tuple[Any, ...]:
-        """The conversation that a response continues. Raises `RequestError` (400) when it is not there."""
+        """The conversation that a response continues. Raises `RequestError`: 400 when it is not there, 503 when nobody
+        can say."""
         response_id = body.get("previous_response_id")
         if response_id is None:
             return ()
-        await self._recorder.caught_up()
-        found = await asyncio.to_thread(self._store.conversation, str(response_id).removeprefix("resp_"))
+        try:
+            found = await self._lookups.ask(partial(self._store.conversation, str(response_id).removeprefix("resp_")))
+        except StoreError as error:
+            log.warning("response not looked up", error=str(error))
+            raise RequestError("the store does not answer now.", "Try again.", status=503) from error
         if found is None:
             raise RequestError(
                 f"there is no response {response_id!r}.", "Send the conversation itself as `input`.", status=400

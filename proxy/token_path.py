@@ -27,8 +27,8 @@ from mosaic.records import IdArray, Message
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.exchange import Exchange
+from proxy.lookups import Lookups
 from proxy.recall import Recall, reasoning_of
-from proxy.recorder import Recorder
 from proxy.upstream import Upstream
 
 NOT_THERE = (404, 405, 501)
@@ -103,11 +103,11 @@ class _Refused(Exception):
 class TokenPath:
     """Exact prefix mode of one worker."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, store: Store, recorder: Recorder) -> None:
+    def __init__(self, settings: Settings, upstream: Upstream, store: Store, lookups: Lookups) -> None:
         self._upstream = upstream
         self._keep = settings.exact_reasoning == "keep"
         self._memory = Memory(settings.exact_memory_bytes)
-        self._recall = Recall(settings, store, recorder, self._memory)
+        self._recall = Recall(store, lookups, self._memory)
 
     async def send(self, exchange: Exchange) -> Made | None:
         """The answer to a call, or None when chat completions is to be asked.
