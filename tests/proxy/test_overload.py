@@ -1,8 +1,10 @@
 """A database that takes or tells nothing while many clients call: memory stays bounded, and no call waits for it."""
 
 import asyncio
+import gc
 import json
-from collections.abc import AsyncIterator
+import tracemalloc
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -12,40 +14,43 @@ from sqlalchemy import create_engine
 
 from mosaic.store import Store, database
 from proxy import app, recorder
-from proxy.spool import waiting_calls
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
+from tests.engine.raw import whole
 from tests.engine.tokens import TokenEngine
-from tests.proxy.faults import BODIES, post, rows
-from tests.proxy.test_recorder import ask, health, locked
+from tests.proxy.faults import BODIES, before, post, replying, rows, wire_whole
+from tests.proxy.test_recorder import health, locked
 
-LARGE = [{"role": "user", "content": "x" * 10_000}]
-BYTES = 40_000
-"""At least so many are kept of a call with that: its request, and an answer with an id for each letter."""
+LARGE = [{"role": "user", "content": "x" * 200_000}]
+CALLS = 80
 
 
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("commit_first", [False, True])
 async def test_what_a_locked_database_cannot_take_waits_on_disk_and_not_in_memory(
     start_proxy: ProxyFactory, monkeypatch: pytest.MonkeyPatch, commit_first: bool
 ) -> None:
-    monkeypatch.setattr(recorder, "MAX_PENDING_BYTES", 2**20)
-    waiting: list[int] = []
-
-    class Watched(recorder.Recorder):
-        async def record(self, *call: Any) -> None:
-            waiting.append(self.waiting())
-            await super().record(*call)
-
-    monkeypatch.setattr(app, "Recorder", Watched)
-    async with start_proxy(lambda _: Turn("Hi"), commit_first=commit_first) as proxy:
-        await ask(proxy.url, "before")
-        body = {**BODIES["chat/completions"], "messages": LARGE}
+    monkeypatch.setattr(recorder, "MAX_PENDING_BYTES", 2**20, raising=False)
+    body = json.dumps({**BODIES["chat/completions"], "messages": LARGE}).encode()
+    answer = replying(whole(wire_whole("chat/completions", Turn("Hi"))))
+    async with before(start_proxy, answer, commit_first=commit_first) as (proxy, engine):
+        await post(proxy, "chat/completions", body)
+        held, _ = tracemalloc.get_traced_memory()
         with locked(proxy.store):
-            answers = await asyncio.gather(*(ask(proxy.url, f"run-{n}", body) for n in range(80)))
-            assert all(b"Hi" in answer for answer in answers)
-            await until(lambda: waiting_calls(proxy.settings.spool) >= 50)
-        assert 5 < max(waiting) <= 2**20 / BYTES + 1
-        await until(lambda: waiting_calls(proxy.settings.spool) == 0 and len(rows(proxy)) == 81)
+            answers = await asyncio.gather(*(post(proxy, "chat/completions", body) for _ in range(CALLS)))
+            assert {status for status, _ in answers} == {200}
+            engine.requests.clear()
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - held
+        assert grown < 2 * CALLS * len(body)  # each is held there several times over while it waits
+        await until(lambda: len(rows(proxy)) == CALLS + 1, 60)
         assert await health(proxy.url) == {"lost": 0, "rejected": {}}
 
 
