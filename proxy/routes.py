@@ -4,8 +4,9 @@ Pure ASGI, so that bytes leave as they come and a client's leaving is seen at on
 """
 
 import asyncio
+import codecs
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -73,10 +74,10 @@ class ModelPath:
             if scope["method"] == "POST" and rest in WIRES:
                 await self._call(wire, arrived, receive, send)
             elif scope["method"] == "POST" and rest == "messages/count_tokens":
-                counted = read_body(await self._body(receive), rewritten=True)
+                counted = read_body(await self._body(receive, headers), rewritten=True)
                 await while_there(receive, self._count_tokens(counted, arrived, send))
             elif (scope["method"], rest) in (("GET", "models"), ("POST", "embeddings")):
-                body = await self._body(receive) if scope["method"] == "POST" else None
+                body = await self._body(receive, headers) if scope["method"] == "POST" else None
                 await while_there(receive, self._pass_through(rest, body, arrived, send))
             else:
                 raise RequestError(
@@ -92,7 +93,7 @@ class ModelPath:
             raise RequestError(f"{self._calls} calls are open already.", "Try again, or raise max_calls.", status=503)
         self._calls += 1
         try:
-            raw = await self._body(receive)
+            raw = await self._body(receive, arrived.headers)
             exchange = await self._open(wire, raw, arrived)
             await self._relay.run(exchange, receive, send)
         finally:
@@ -125,8 +126,12 @@ class ModelPath:
             )
         return found
 
-    async def _body(self, receive: Receive) -> bytes:
-        return await read_all(receive, self._settings.max_body_bytes)
+    async def _body(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        """A request's body; a byte order mark before it, which some clients write, is no part of it."""
+        coding = headers.get("content-encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            raise RequestError(f"a body in the coding {coding!r} is not read.", "Send it without.", status=415)
+        return (await read_all(receive, self._settings.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
 
     async def _pass_through(self, rest: str, body: bytes | None, arrived: Arrived, send: Send) -> None:
         """Embeddings, or, without a body, the list of models."""

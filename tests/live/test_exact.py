@@ -179,7 +179,7 @@ async def test_a_retokenised_session_whose_reasoning_history_lacks_is_one_sequen
         assert store.fidelity("run") == {"exact": 1, "spliced": 2}
         for call in calls_of(store, "run"):
             assert len(call.samples[0].message["reasoning"]) == 6
-            assert {1022, 1023} < set(call.samples[0].ids_T.tolist())
+            assert 1023 in call.samples[0].ids_T  # what ends its reasoning is a token of its own
 
 
 @pytest.mark.parametrize("converse", WIRES)
