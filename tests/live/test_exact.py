@@ -35,12 +35,12 @@ pytestmark = pytest.mark.engine
 SEARCH = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 THINK = {"domain": "<think>", "code": "</think>"}
 """Tokens of the policy that become those of its reasoning."""
-LETTERS = [2, *range(3, 259), 1006, 1007, 1008, 1022, 1023]
-"""The policy's tokens of one byte, and those that frame a tool call and reasoning."""
+LETTERS = [2, *(token for token in range(3, 259) if token != 30), 1006, 1007, 1008, 1022, 1023]
+"""The policy's tokens of one byte but `<`, and those that frame a tool call and reasoning."""
 CALL = r"<think>[a-z ]{6}</think>"
 CALL += r'<tool_call>\{"name": "search", "arguments": \{"query": "country of [a-z]{5}"\}\}</tool_call>'
-SAMPLING: dict[str, Any] = {"structured_outputs": {"regex": CALL}, "allowed_token_ids": LETTERS}
-ASKED: dict[str, Any] = {"model": "policy", "temperature": 0, "extra_body": SAMPLING}
+SAMPLING: dict[str, Any] = {"temperature": 0, "structured_outputs": {"regex": CALL}, "allowed_token_ids": LETTERS}
+ASKED: dict[str, Any] = {"model": "policy", "extra_body": SAMPLING}
 TURNS = 3
 
 Where = Callable[[int], Awaitable[str]]
@@ -179,7 +179,7 @@ async def test_a_retokenised_session_whose_reasoning_history_lacks_is_one_sequen
         assert store.fidelity("run") == {"exact": 1, "spliced": 2}
         for call in calls_of(store, "run"):
             assert len(call.samples[0].message["reasoning"]) == 6
-            assert 1023 in call.samples[0].ids_T  # what ends its reasoning is a token of its own
+            assert {1022, 1023} < set(call.samples[0].ids_T.tolist())
 
 
 @pytest.mark.parametrize("converse", WIRES)
