@@ -7,15 +7,21 @@ import json
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
+
+_DIGITS = bytes(ord("0") if chr(byte).isascii() and chr(byte).isdigit() else ord(" ") for byte in range(256))
+_LONG = b"0" * 19
+"""So many digits in a row may be an integer over 64 bits."""
 
 
 def loads(text: bytes) -> Any:
     """The value. Raises `orjson.JSONDecodeError`."""
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:  # its limit of nesting is lower, and its errors are other words
-        return orjson.loads(text)
+    value = orjson.loads(text)
+    if _LONG in text.translate(_DIGITS):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):  # its limits of digits and of nesting are lower
+            return value
+    return value
 
 
 def dumps(value: Any) -> bytes:

@@ -140,7 +140,7 @@ class Store:
         with self.database.reading() as connection:
             return read_conversation(connection, call_id)
 
-    def sampled(self, trajectory_id: str, after: int = 0, newest: int = 500) -> tuple[list[Call], int]:
+    def sampled(self, trajectory_id: str, after: int = 0, newest: int = 200) -> tuple[list[Call], int]:
         """The newest exact chat calls of a trajectory among the rows after `after`, in the order in which they ended;
         and the row to go on from."""
         with self.database.reading() as connection:

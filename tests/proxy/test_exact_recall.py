@@ -53,7 +53,7 @@ async def test_the_store_is_asked_only_for_what_is_not_remembered_and_never_twic
     asked: list[tuple[str, int, int]] = []
     sampled = Store.sampled
 
-    def watched(store: Store, trajectory_id: str, after: int = 0, newest: int = 500) -> tuple[list[Call], int]:
+    def watched(store: Store, trajectory_id: str, after: int = 0, newest: int = 200) -> tuple[list[Call], int]:
         found, last = sampled(store, trajectory_id, after, newest)
         asked.append((trajectory_id, after, len(found)))
         return found, last
@@ -73,10 +73,15 @@ async def test_the_store_is_asked_only_for_what_is_not_remembered_and_never_twic
 async def test_a_store_that_cannot_be_read_costs_a_fall_back_and_no_call(
     start_proxy: ProxyFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = []
+
     def broken(*_: object) -> None:
+        asked.append(1)
         raise StoreError("the database is gone.")
 
     async with exact(start_proxy, TokenEngine(searcher)) as proxy:
         monkeypatch.setattr(Store, "sampled", broken)
-        await Chat(proxy).ask([QUESTION, {"role": "assistant", "content": "Here."}, QUESTION])
-        assert fidelities(proxy) == [("fell_back", "not_remembered")]
+        for _ in range(2):
+            await Chat(proxy).ask([QUESTION, {"role": "assistant", "content": "Here."}, QUESTION])
+        assert fidelities(proxy) == [("fell_back", "not_remembered")] * 2
+        assert len(asked) == 1
