@@ -202,7 +202,7 @@ class TokenPath:
     ) -> Made:
         sent = generate.generate_body(rendered, body, prompt.ids_P)
         response = await self._upstream.send("POST", exchange.target, generate.GENERATE, sent, exchange.headers)
-        parsing = generate.Parsing(body, prompt.ids_P)
+        parsing = generate.Parsing(body, rendered["token_ids"])
         if response.status == 200 and response.content_type == "text/event-stream":
             stream = generate.Stream(rendered["request_id"], parsing)
             parts = self._parts(exchange, body, prompt, response, stream)

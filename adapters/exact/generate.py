@@ -68,13 +68,17 @@ def generate_body(rendered: Mapping[str, Any], body: Mapping[str, Any], prompt_i
 
 
 class Parsing:
-    """What the engine's parsers are told with every part of an answer."""
+    """What the engine's parsers are told with every part of an answer.
 
-    def __init__(self, body: Mapping[str, Any], prompt_ids_P: IdArray) -> None:
+    They look in the prompt for whether it has ended its reasoning. So they get the template's rendering: earlier
+    reasoning that the sampled ids brought back in would say so.
+    """
+
+    def __init__(self, body: Mapping[str, Any], rendered_ids: Sequence[int]) -> None:
         # Parsers look at tools and tool_choice; the conversation would be sent again with every part.
         self._request = orjson.Fragment(dumps({**body, "messages": body["messages"][-1:]}))
-        self._prompt = orjson.Fragment(orjson.dumps(prompt_ids_P, option=orjson.OPT_SERIALIZE_NUMPY))
-        self._prompt_tokens = len(prompt_ids_P)
+        self._prompt = orjson.Fragment(orjson.dumps(rendered_ids))
+        self._prompt_tokens = len(rendered_ids)
         self._model = body.get("model")
         self._shows_stop = bool(body.get("include_stop_str_in_output"))
 

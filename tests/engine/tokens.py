@@ -214,7 +214,11 @@ class TokenEngine(ScriptedEngine):
         (choice,) = asked["generate_chunk"]["choices"]
         state = asked["stream_state"] or {"output_token_ids": [], "ids": [], "role_sent": False}
         before, after = state["output_token_ids"], state["output_token_ids"] + choice["token_ids"]
+        # As vLLM's parsers do it: what ends reasoning is in the prompt already, so nothing of this is reasoning.
+        ended = self.drops_reasoning and "</think>" in text_of(asked["prompt_token_ids"])
         delta = _delta(text_of(before), text_of(after), state, self._id)
+        if ended:
+            delta = {**delta, "reasoning": None, "content": text_of(choice["token_ids"]), "tool_calls": []}
         finish = choice["finish_reason"]
         if finish is not None and state["ids"]:
             finish = "tool_calls"
