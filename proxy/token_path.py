@@ -33,7 +33,6 @@ from proxy.upstream import Upstream
 
 NOT_THERE = (404, 405, 501)
 """How an engine without these endpoints answers."""
-_NOTHING: Mapping[str, Any] = {"object": "chat.completion", "created": 0, "choices": []}
 BEFORE = 8
 """Ids that are turned into text before those that are wanted: the text of a token may depend on the one before."""
 
@@ -118,7 +117,7 @@ class TokenPath:
         if not exchange.target.trained or exchange.wire.upstream != "chat/completions":
             return None
         body = json_text.loads(exchange.opened.sent)
-        reason = _wants_token_texts(exchange, body) or generate.unsupported(body)
+        reason = _wants_token_texts(exchange) or generate.unsupported(body)
         if reason is not None:
             exchange.fidelity = Fidelity("fell_back", reason)
             return None
@@ -213,8 +212,8 @@ class TokenPath:
                 return Made(response.status, response.headers, answer)
         generated = _object(answer)
         to_parse = parsing.whole(generated)
-        parsed = _NOTHING if to_parse is None else await self._parse(exchange, to_parse)
-        whole = generate.whole_answer(generated, parsed, rendered["request_id"])
+        parsed = {} if to_parse is None else await self._parse(exchange, to_parse)
+        whole = generate.whole_answer({**generated, "request_id": rendered["request_id"]}, parsed, body)
         versions = {choice["index"]: generate.spans_of(choice) for choice in generated["choices"]}
         kept = chat.Answer(exchange.call_id)
         kept.whole(whole)
@@ -323,8 +322,9 @@ def _model(exchange: Exchange) -> str | None:
     return exchange.target.model
 
 
-def _wants_token_texts(exchange: Exchange, body: Mapping[str, Any]) -> str | None:
-    """In a stream, parsers give no texts of tokens: a client that itself asks for logprobs needs them."""
-    if not body.get("stream") or b'"logprobs"' not in exchange.opened.recorded:
+def _wants_token_texts(exchange: Exchange) -> str | None:
+    """Parsers give no texts of a stream's tokens, and none of the one that ended a reply, which a client that itself
+    asks for logprobs gets to see."""
+    if b'"logprobs"' not in exchange.opened.recorded:
         return None
-    return "logprobs_in_stream" if orjson.loads(exchange.opened.recorded).get("logprobs") else None
+    return "logprobs" if orjson.loads(exchange.opened.recorded).get("logprobs") else None

@@ -241,7 +241,8 @@ class TokenEngine(ScriptedEngine):
             {**_whole_choice(c, self._id), "token_ids": c["token_ids"], "logprobs": _texts(c)} for c in generated
         ]
         for choice in choices:
-            choice["finish_reason"] = "tool_calls" if choice["message"]["tool_calls"] else "stop"
+            called = choice["message"]["tool_calls"] and not isinstance(body.get("tool_choice"), dict)
+            choice["finish_reason"] = "tool_calls" if called else "stop"
         answer: dict[str, Any] = {"id": "chatcmpl-x", "model": "policy", "prompt_token_ids": prompt, "choices": choices}
         answer["usage"] = _usage(prompt, generated)
         if not body.get("stream"):
@@ -284,7 +285,7 @@ def _whole_choice(choice: dict[str, Any], new_id: NewId) -> dict[str, Any]:
     message = {
         "role": "assistant",
         "reasoning": found["reasoning"] or None,
-        "content": found["content"] or None,
+        "content": found["content"] or (None if found["calls"] else ""),
         "tool_calls": [_call(new_id(at, call[0]), *call) for at, call in enumerate(found["calls"])],
     }
     made = {"index": choice["index"], "message": message, "finish_reason": choice["finish_reason"]}

@@ -115,11 +115,53 @@ async def test_an_engine_without_the_endpoints_is_asked_in_chat(start_proxy: Pro
         assert engine_of(proxy).paths[-1] == "completions"
 
 
-async def test_stop_strings_go_to_chat_completions(start_proxy: ProxyFactory) -> None:
-    async with exact(start_proxy, TokenEngine(searcher)) as proxy:
-        await Chat(proxy).ask([QUESTION], stop=["Observation:"])
-        assert fidelities(proxy) == [("fell_back", "stop_strings")]
+UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
+    ("stop_strings", {"stop": ["Observation:"]}),
+    ("special_tokens", {"ignore_eos": True}),
+    ("special_tokens", {"include_stop_str_in_output": True}),
+    ("no_generation_prompt", {"add_generation_prompt": False}),
+    ("continuous_usage", {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    ("logprobs", {"logprobs": True, "top_logprobs": 2}),
+    ("logprobs", {"logprobs": True, "stream": True}),
+]
+
+
+@pytest.mark.parametrize(("reason", "fields"), UNSUPPORTED)
+async def test_what_these_endpoints_cannot_do_goes_to_chat_completions(
+    start_proxy: ProxyFactory, reason: str, fields: dict[str, Any]
+) -> None:
+    async with exact(start_proxy, TokenEngine(searcher)) as proxy, aiohttp.ClientSession() as client:
+        body = {"model": "policy", "messages": [QUESTION], **fields}
+        async with client.post(f"{proxy.url}/t/run-1/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            await response.read()
+        assert fidelities(proxy) == [("fell_back", reason)]
         assert engine_of(proxy).paths == ["completions"]
+
+
+LOOKS = Turn("", calls=(("look", "{}"),))
+
+
+@pytest.mark.parametrize(
+    ("turn", "fields"),
+    [
+        (Turn(""), {}),
+        (Turn("Here.", reasoning="Where?"), {}),
+        (LOOKS, {}),
+        (LOOKS, {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+    ],
+)
+async def test_an_answer_is_the_one_of_chat_completions(
+    start_proxy: ProxyFactory, turn: Turn, fields: dict[str, Any]
+) -> None:
+    said = []
+    for mode in ("exact", "capture"):
+        async with start_proxy(TokenEngine(lambda _: turn), fidelity=mode) as proxy:
+            reply = await Chat(proxy).ask([QUESTION], **fields)
+            for call in reply["choices"][0]["message"].get("tool_calls") or ():
+                del call["id"]
+            said.append({key: value for key, value in reply.items() if key not in ("id", "created")})
+    assert said[0] == said[1]
 
 
 async def test_a_conversation_that_was_not_seen_is_told_apart(start_proxy: ProxyFactory) -> None:
