@@ -7,7 +7,8 @@ is tried again after `generate` was sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -122,6 +123,10 @@ class TokenPath:
             exchange.fidelity = Fidelity("fell_back", reason)
             return None
         found = await self._find(exchange, body["messages"])
+        with _as_vllm_answers():
+            return await self._send(exchange, body, found)
+
+    async def _send(self, exchange: Exchange, body: Mapping[str, Any], found: Found) -> Made | None:
         try:
             rendered = await self._ask(
                 exchange, generate.RENDER, generate.render_body(body, offsets=found.step is not None)
@@ -212,7 +217,7 @@ class TokenPath:
                 return Made(response.status, response.headers, answer)
         generated = _object(answer)
         to_parse = parsing.whole(generated)
-        parsed = {} if to_parse is None else await self._parse(exchange, to_parse)
+        parsed = None if to_parse is None else await self._parse(exchange, to_parse)
         whole = generate.whole_answer({**generated, "request_id": rendered["request_id"]}, parsed, body)
         versions = {choice["index"]: generate.spans_of(choice) for choice in generated["choices"]}
         kept = chat.Answer(exchange.call_id)
@@ -231,13 +236,16 @@ class TokenPath:
         """Chat chunks, parsed as tokens come. While one part is parsed the next one gathers."""
         splitter, kept = EventSplitter(), chat.Answer(exchange.call_id)
         async for data in response.content.iter_any():
-            for event in splitter.feed(data):
-                _feed(stream, event)
+            with _as_vllm_answers():
+                for event in splitter.feed(data):
+                    stream.feed(event)
             if stream.failed is not None:
                 yield stream.failed
                 return
             for part in stream.due():
-                chunk = stream.chunk(part, await self._parse(exchange, stream.asked(part)))
+                parsed = await self._parse(exchange, stream.asked(part))
+                with _as_vllm_answers():
+                    chunk = stream.chunk(part, parsed)
                 kept.event(chunk, 0.0)
                 yield chunk
             if stream.ended:
@@ -286,11 +294,13 @@ class TokenPath:
             return _object(answer)
 
 
-def _feed(stream: generate.Stream, event: bytes) -> None:
+@contextlib.contextmanager
+def _as_vllm_answers() -> Iterator[None]:
+    """What is not as vLLM says it is the engine's failure: `aiohttp.ClientPayloadError`."""
     try:
-        stream.feed(event)
-    except (ValueError, KeyError, TypeError) as error:
-        raise aiohttp.ClientPayloadError(f"it sent what is no generated chunk: {error}") from error
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise aiohttp.ClientPayloadError(f"it answered otherwise than vLLM does: {error!r}") from error
 
 
 def _object(answer: bytes) -> dict[str, Any]:

@@ -117,9 +117,10 @@ class Parsing:
         return orjson.dumps(asked)
 
 
-def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any], body: Mapping[str, Any]) -> bytes:
-    """The chat answer: messages as they were parsed; ids, logprobs and usage as they were generated."""
-    by_index = {choice["index"]: choice for choice in parsed.get("choices") or ()}
+def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bytes:
+    """The chat answer: messages as they were parsed (None: there was nothing to parse); ids, logprobs and usage as they
+    were generated."""
+    by_index = {} if parsed is None else {choice["index"]: choice for choice in parsed["choices"]}
     # A reply that had to call a named tool ends as any other does, as in chat completions.
     called = "stop" if isinstance(body.get("tool_choice"), dict) else "tool_calls"
     choices = [
@@ -130,7 +131,7 @@ def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any], body: 
         "object": "chat.completion",
         "created": int(time.time()),
         "model": body.get("model"),
-        **parsed,
+        **(parsed or {}),
         "id": generated["request_id"],
         "choices": choices,
         "usage": generated["usage"],

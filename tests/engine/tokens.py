@@ -82,6 +82,8 @@ class TokenEngine(ScriptedEngine):
     """How the template writes arguments."""
     lacks: set[str] = field(default_factory=set)
     """Endpoints that are not there, for example `render`."""
+    garbles: set[str] = field(default_factory=set)
+    """Endpoints that answer an empty object."""
     hangs: set[str] = field(default_factory=set)
     """Endpoints that never answer."""
     counts_ids: bool = False
@@ -126,6 +128,8 @@ class TokenEngine(ScriptedEngine):
         self.paths.append(name)
         if name in self.hangs:
             await self._hang()
+        if name in self.garbles:
+            raise web.HTTPOk(text="{}", content_type="application/json")
         if name in self.lacks:
             raise web.HTTPNotFound(text='{"detail":"Not Found"}', content_type="application/json")
         return name

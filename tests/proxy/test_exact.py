@@ -335,6 +335,21 @@ async def test_what_cannot_be_parsed_is_a_failed_call_and_not_sampled_again(star
         assert len(prompts_of(proxy)) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["render", "detokenize", "generate", "derender"])
+async def test_an_engine_that_answers_otherwise_has_failed_the_call(
+    start_proxy: ProxyFactory, endpoint: str, stream: bool
+) -> None:
+    engine = TokenEngine(searcher)
+    async with exact(start_proxy, engine) as proxy:
+        messages = await Chat(proxy).run(1)
+        engine.garbles = {endpoint}
+        with pytest.raises(openai.APIError, match="otherwise than vLLM"):
+            await Chat(proxy, stream).ask(messages)
+        with proxy.store.engine.connect() as connection:
+            assert connection.execute(text("select status from calls order by seq")).scalars().all() == ["ok", "failed"]
+
+
 async def test_an_overflow_is_told_as_in_capture_mode(start_proxy: ProxyFactory) -> None:
     async with exact(start_proxy, TokenEngine(lambda _: Turn(fault=Fault.OVERFLOW))) as proxy:
         with pytest.raises(openai.BadRequestError) as caught:
