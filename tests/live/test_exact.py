@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anthropic
 import numpy as np
 import openai
@@ -198,6 +199,45 @@ async def test_in_capture_mode_the_same_session_is_not_one_sequence(engine: Engi
                 assert sequence(store, mode) == [False, False]
                 assert store.fidelity(mode) == {}
                 check_same(calls_of(store, "exact")[0], calls_of(store, mode)[0])
+
+
+NAMED = {"type": "function", "function": {"name": "search"}}
+TOOL = {"type": "function", "function": {"name": "search", "parameters": SEARCH}}
+WISHES: list[dict[str, Any]] = [
+    {},
+    {"tools": [TOOL], "tool_choice": "required"},
+    {"tools": [TOOL], "tool_choice": NAMED},
+    {"tools": [TOOL], "tool_choice": "none", "max_tokens": 3},
+    {"n": 2, "seed": 3, "temperature": 0.7, "stop_token_ids": [67]},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "asked", "schema": SEARCH}}},
+    {"logit_bias": {"67": 100}, "max_tokens": 4, "min_tokens": 2},
+    {"temperature": -1},
+    {"max_tokens": 100_000},
+    {"messages": []},
+]
+
+
+@pytest.mark.parametrize("wish", WISHES)
+async def test_a_whole_answer_is_the_one_that_vllm_alone_would_send(
+    engine: Engine, tmp_path: Path, wish: dict[str, Any]
+) -> None:
+    told = [{"role": "system", "content": CHILD_PROMPT}, {"role": "user", "content": "capital of Mali"}]
+    body = {"model": "policy", "temperature": 0, "max_tokens": 48, "messages": told, **wish}
+    async with proxy(engine, tmp_path) as (url, _), aiohttp.ClientSession() as client:
+        seen = []
+        for address in (url, engine.base_url):
+            async with client.post(f"{address}/v1/chat/completions", json=body) as response:
+                seen.append((response.status, comparable(await response.json())))
+        assert seen[0] == seen[1]
+
+
+def comparable(answer: Any) -> Any:
+    """The answer without what differs from answer to answer."""
+    if isinstance(answer, list):
+        return [comparable(one) for one in answer]
+    if not isinstance(answer, dict):
+        return answer
+    return {k: comparable(v) for k, v in answer.items() if k not in ("id", "created", "system_fingerprint")}
 
 
 def check_same(one: Call, other: Call) -> None:
