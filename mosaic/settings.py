@@ -97,9 +97,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
     record: bool = Field(True, description="False forwards calls and records nothing.")
     writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")
-    store_wait_s: float = Field(
-        2.0, gt=0, description="Seconds that an answer waits for the database, where it does."
-    )
+    store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer waits for the database, where it does.")
     commit_first: bool = Field(
         False, description="Answers wait for the database, not for the journal alone: for proxies on several hosts."
     )

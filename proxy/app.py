@@ -88,6 +88,7 @@ class Application:
             async with maintenance.running(self._store, self._settings):
                 yield
         finally:
+            self._model_path.close()
             await upstream.close()
             await self._recorder.close()
             self._store.close()

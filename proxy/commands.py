@@ -16,6 +16,7 @@ from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store
 from proxy.access import check_bind, trajectory_key
 from proxy.app import Application, create_app
+from proxy.connections import Connection
 
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
@@ -78,6 +79,7 @@ def _config(app: "Application | str", settings: Settings, **options: Any) -> uvi
         log_level="warning",
         access_log=False,
         proxy_headers=False,
+        http=Connection,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         **options,
     )

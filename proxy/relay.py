@@ -44,13 +44,14 @@ log = structlog.get_logger()
 class Relay:
     """The way of calls through one worker."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, recorder: Recorder) -> None:
+    def __init__(
+        self, settings: Settings, upstream: Upstream, recorder: Recorder, token_path: TokenPath | None
+    ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._recorder = recorder
         self._journal = recorder.journal
-        exact = settings.fidelity == "exact" and settings.record
-        self._token_path = TokenPath(settings, upstream) if exact else None
+        self._token_path = token_path
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""

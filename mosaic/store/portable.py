@@ -75,9 +75,7 @@ SESSION = fields_of(SessionRow, "trajectory_id")
 MESSAGE = fields_of(MessageRow)
 PARAMS = fields_of(ParamsRow)
 CHOICE = fields_of(TokensRow, "call_id")
-_NOT_CARRIED = ("fidelity", "fidelity_reason")
-"""Columns that came after the layout: of use where the calls were recorded."""
-CALL = fields_of(CallRow, "seq", "trajectory_id", *_NOT_CARRIED)
+CALL = fields_of(CallRow, "seq", "trajectory_id")
 REWARD = fields_of(RewardRow, "reward_id", "trajectory_id")
 TRAJECTORY = fields_of(TrajectoryRow)
 
@@ -98,7 +96,8 @@ LAYOUT: Mapping[str, Field] = {
     "calls": Field("rows", fields={**CALL, "choices": Field("rows", fields=CHOICE)}),
     "rewards": Field("rows", fields=REWARD),
 }
-"""Every name of a record. It follows the schema: a change there that changes it needs another `FORMAT`."""
+"""Every name of a record. It follows the schema: a change there that changes it needs another `FORMAT`, but for a field
+that may be null, which files without it lack."""
 
 
 def prompt_ids(record: Mapping[str, Any]) -> dict[str, IdArray]:

@@ -14,12 +14,12 @@ from sqlalchemy import select
 from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Placement
-from mosaic.records import Group, Message, Trajectory, TrajectoryState
+from mosaic.records import Call, Group, Message, Trajectory, TrajectoryState
 from mosaic.store import jobs, listing, rewards
 from mosaic.store.database import Database
 from mosaic.store.listing import TrajectorySummary, Waiting
 from mosaic.store.models import CounterRow, LinkRow, SessionRow
-from mosaic.store.reading import read_conversation, read_trajectories, read_trajectory
+from mosaic.store.reading import read_conversation, read_sampled, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
 from mosaic.store.writing import count
@@ -139,6 +139,12 @@ class Store:
         """The messages of a call and its reply, without the instructions of its own; None for an unknown call."""
         with self.database.reading() as connection:
             return read_conversation(connection, call_id)
+
+    def sampled(self, trajectory_id: str, after: int = 0, newest: int = 200) -> tuple[list[Call], int]:
+        """The newest exact chat calls of a trajectory among the rows after `after`, in the order in which they ended;
+        and the row to go on from."""
+        with self.database.reading() as connection:
+            return read_sampled(connection, trajectory_id, after, newest)
 
     def fidelity(self, trajectory_id: str) -> dict[str, int]:
         """What exact prefix mode made of a trajectory's calls; empty in capture mode."""
