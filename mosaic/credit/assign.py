@@ -5,6 +5,7 @@ as renormalisation and batch baselines look across its groups.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from mosaic.credit.comparison import Comparison, FloatArray, compare
 from mosaic.credit.model import DropReason, GroupCredit, GroupInput, SessionCredit, TrajectoryCredit, TrajectoryInput
 from mosaic.credit.session import SessionLevel, mean_factor, renormalisation, session_levels
 from mosaic.credit.settings import CreditSettings, Single, rule_settings
-from mosaic.credit.spans import span_credits
+from mosaic.credit.spans import call_spans, span_credits
 from mosaic.credit.trajectory import TrajectoryLevel, trajectory_levels
 
 
@@ -35,14 +36,14 @@ def assign(groups: Sequence[GroupInput], rule: str | CreditSettings = "mosaic") 
     )
     results = []
     for group, level, rows, scale_G in zip(compared, levels, shaped, scales, strict=True):
-        scaled = [SessionLevel(row.gate, row.factor_K * scale) for row, scale in zip(rows, scale_G, strict=True)]
+        scaled = [replace(row, factor_K=row.factor_K * scale) for row, scale in zip(rows, scale_G, strict=True)]
         results.append(_group_credit(group, level, scaled, settings))
     return results
 
 
 def _mean_factors(group: Comparison, rows: Sequence[SessionLevel], settings: CreditSettings) -> FloatArray:
     pairs = zip(group.trajectories, rows, strict=True)
-    return np.array([mean_factor(trajectory, row.factor_K, settings) for trajectory, row in pairs], dtype=np.float64)
+    return np.array([mean_factor(trajectory, row, settings) for trajectory, row in pairs], dtype=np.float64)
 
 
 def _group_credit(
@@ -53,13 +54,14 @@ def _group_credit(
     for trajectory, advantage, rank, row in columns:
         sessions = _session_credits(trajectory, advantage, row)
         by_session = {session.session_id: session.advantage for session in sessions}
+        spans = span_credits(trajectory, advantage, by_session, settings)
         trajectories.append(
             TrajectoryCredit(
                 trajectory_id=trajectory.trajectory_id,
                 advantage=advantage,
                 usage_rank=rank,
                 sessions=sessions,
-                spans=span_credits(trajectory, advantage, by_session, settings),
+                spans=(*spans, *call_spans(trajectory, by_session, row.calls, {span.call_id for span in spans})),
             )
         )
     return GroupCredit(

@@ -52,6 +52,19 @@ class SpanRole(StrEnum):
     """They start a subagent."""
     ANSWER = "answer"
     """They end the trajectory."""
+    CALL = "call"
+    """They are one call of a session whose credit is given call by call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInput:
+    """What a rule of finer granularity needs to know of one call with trainable tokens."""
+
+    call_id: str
+    tokens: int
+    """Trainable sampled tokens, > 0."""
+    gains: tuple[float, ...] = ()
+    """What the call gained, or what each of its tool results did; empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +87,8 @@ class SessionInput:
     """The estimator that gave `contribution`."""
     exploration: float = 0.0
     """Share, in [0, 1], of the session's evidence that no earlier session of the trajectory had found."""
+    calls: tuple[CallInput, ...] = ()
+    """Its calls with trainable tokens, in order; needed only by rules of finer granularity."""
     effective: bool = True
     """False when the session produced nothing, so that it must not count as effort in a failure (C2)."""
 
@@ -126,7 +141,7 @@ class SpanCredit:
     call_id: str
     role: SpanRole
     opened_session_id: str | None
-    """The session that the call created; the first of several; None for an answer."""
+    """The session that the call created; the first of several; None where it created none."""
     advantage: float
 
 

@@ -8,15 +8,15 @@ advantage above zero cannot raise the others. (Graded rewards allow a success be
 if useful, is pushed down a little less once it is not the only one.)
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.credit.comparison import Comparison, FloatArray
-from mosaic.credit.model import Gate, TrajectoryInput
-from mosaic.credit.settings import CreditSettings, LossMean, Renorm
+from mosaic.credit.model import Gate, SessionInput, TrajectoryInput
+from mosaic.credit.settings import CreditSettings, Granularity, LossMean, Renorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class SessionLevel:
 
     gate: Gate
     factor_K: FloatArray
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """Factor of a call relative to its session's, by call id, where it differs."""
 
 
 def gate(trajectory: TrajectoryInput, settings: CreditSettings) -> Gate:
@@ -49,6 +51,8 @@ def session_levels(group: Comparison, advantage_G: FloatArray, settings: CreditS
         Gate.CONTRIBUTION: _full_value(_known(session.contribution for session in sessions), settings),
         Gate.EXPLORATION: _full_value(_known(session.exploration for session in sessions), settings),
     }
+    gains = [gain for session in sessions for call in session.calls for gain in call.gains]
+    call_scale = _full_value(_known(gains), settings)
     strength = {Gate.CONTRIBUTION: settings.gamma, Gate.EXPLORATION: settings.gamma_f}
     levels = []
     for trajectory, advantage in zip(group.trajectories, advantage_G, strict=True):
@@ -56,19 +60,49 @@ def session_levels(group: Comparison, advantage_G: FloatArray, settings: CreditS
         value_K = _known(s.contribution if chosen is Gate.CONTRIBUTION else s.exploration for s in trajectory.sessions)
         share_K = np.clip(value_K, 0, scale[chosen]) / scale[chosen]
         lost_K = strength[chosen] * (1 - share_K if advantage > 0 else share_K)
+        if settings.price and advantage > 0 and chosen is Gate.CONTRIBUTION:
+            lost_K = lost_K + settings.price * (1 - share_K)
         alone = len(trajectory.sessions) == 1
-        levels.append(SessionLevel(chosen, np.where(np.isnan(value_K) | alone, 1.0, 1 - lost_K)))
+        factor_K = np.where(np.isnan(value_K) | alone, 1.0, 1 - lost_K)
+        calls = call_factors(trajectory, advantage, call_scale, settings) if chosen is Gate.CONTRIBUTION else {}
+        levels.append(SessionLevel(chosen, factor_K, calls))
     return levels
 
 
-def mean_factor(trajectory: TrajectoryInput, factor_K: FloatArray, settings: CreditSettings) -> float:
+def call_factors(
+    trajectory: TrajectoryInput, advantage: float, scale: float, settings: CreditSettings
+) -> dict[str, float]:
+    """Return, per call with a known gain, its factor relative to its session's, in [0, 1].
+
+    As for sessions: a call without gain loses `gamma_call` of a positive advantage, one with full gain is spared that
+    much of a negative one. A call with several numbers (one per tool result) has the mean of their factors.
+    """
+    if settings.granularity is Granularity.SESSION:
+        return {}
+    factors = {}
+    for call in (call for session in trajectory.sessions for call in session.calls if call.gains):
+        share = np.clip(np.array(call.gains), 0, scale) / scale
+        lost = settings.gamma_call * (1 - share if advantage > 0 else share)
+        factors[call.call_id] = float(1 - lost.mean())
+    return factors
+
+
+def mean_factor(trajectory: TrajectoryInput, level: SessionLevel, settings: CreditSettings) -> float:
     """Return the mean factor under the weights of the loss: by trained tokens, or equal for each session that has any.
 
-    The calls that carry a span's advantage are counted as if they carried their session's.
+    The calls of decision spans (handoff, spawn, answer) are counted as if they carried their session's advantage.
     """
     token_K = np.array([session.tokens for session in trajectory.sessions], dtype=np.float64)
     weight_K = token_K if settings.loss_mean is LossMean.TRAJECTORY else (token_K > 0).astype(np.float64)
-    return float((weight_K * factor_K).sum() / weight_K.sum())
+    inner_K = np.array([_mean_of_calls(session, level.calls) for session in trajectory.sessions])
+    return float((weight_K * level.factor_K * inner_K).sum() / weight_K.sum())
+
+
+def _mean_of_calls(session: SessionInput, factors: Mapping[str, float]) -> float:
+    tokens = sum(call.tokens for call in session.calls)
+    if not tokens or not factors:
+        return 1.0
+    return sum(call.tokens * factors.get(call.call_id, 1.0) for call in session.calls) / tokens
 
 
 def renormalisation(

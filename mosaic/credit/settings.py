@@ -49,6 +49,16 @@ class LossMean(StrEnum):
     """Every session with trained tokens weighs the same (agent-mean of WideSeek-R1)."""
 
 
+class Granularity(StrEnum):
+    """What has a credit of its own."""
+
+    SESSION = "session"
+    CALL = "call"
+    """A call, by its information gain (IGPO, arXiv 2510.14967, per turn), below its session."""
+    CHUNK = "chunk"
+    """A tool result, scored in the same way; a call has the mean of its results. This project's own."""
+
+
 class SpawnSpan(StrEnum):
     """Which advantage the tokens get that start a subagent."""
 
@@ -69,6 +79,8 @@ class CreditSettings:
     """Rewards closer than this are of one stratum, in units of the reward; 0 means equal rewards only."""
     alpha: float = 0.1
     """Strength of the usage term in a group with different rewards, in [0, 1)."""
+    alpha_f: float = 0.1
+    """The same for failures (C2), in [0, 1). Apart from `alpha`, as it pays for effort alone."""
     beta_s: float = 0.25
     """Largest advantage from usage when all rewards are equal and a success."""
     beta_f: float = 0.1
@@ -81,6 +93,9 @@ class CreditSettings:
     """Least exploration score of a session that counts as effort in a failure."""
     gamma: float = 0.8
     """Strength of the shaping by contribution, in [0, 1]; 0 means none."""
+    price: float = 0.0
+    """What a session of a success must bring to be paid: above 0, sessions without contribution are pushed down by up
+    to this share of the advantage, which breaks the direction of the advantage on purpose. Off by default; >= 0."""
     gamma_f: float = 0.4
     """Strength of the shaping by exploration, in [0, 1]; 0 means none."""
     tau: float = 0.0
@@ -89,6 +104,9 @@ class CreditSettings:
     """Least scale by which contributions and exploration scores are divided, > 0."""
     scale_quantile: float = 0.9
     """Quantile of the positive values of the group that counts as full contribution, in [0, 1]."""
+    granularity: Granularity = Granularity.SESSION
+    gamma_call: float = 0.4
+    """Strength of the shaping by a call's own gain, in [0, 1]; used with a granularity below the session."""
     renorm: Renorm = Renorm.BATCH
     loss_mean: LossMean = LossMean.TRAJECTORY
     spawn_span: SpawnSpan = SpawnSpan.TRAJECTORY
@@ -97,10 +115,11 @@ class CreditSettings:
 
     def __post_init__(self) -> None:
         """Reject what the guarantees of the rule do not cover."""
-        self._check("alpha", "in [0, 1), or a worse reward could win", 0 <= self.alpha < 1)
-        for name in ("gamma", "gamma_f", "scale_quantile", "x_min"):
+        for name in ("alpha", "alpha_f"):
+            self._check(name, "in [0, 1), or a worse reward could win", 0 <= getattr(self, name) < 1)
+        for name in ("gamma", "gamma_f", "gamma_call", "scale_quantile", "x_min"):
             self._check(name, "in [0, 1]", 0 <= getattr(self, name) <= 1)
-        for name in ("beta_s", "beta_f", "bin_width"):
+        for name in ("beta_s", "beta_f", "bin_width", "price"):
             self._check(name, ">= 0 and finite", 0 <= getattr(self, name) < float("inf"))
         for name in ("epsilon", "s_min"):
             self._check(name, "> 0 and finite", 0 < getattr(self, name) < float("inf"))
@@ -119,7 +138,7 @@ class CreditSettings:
 
 
 def _baseline(baseline: Baseline, single: Single = Single.DROP) -> CreditSettings:
-    return CreditSettings(baseline=baseline, single=single, alpha=0, beta_s=0, beta_f=0, gamma=0, gamma_f=0)
+    return CreditSettings(baseline=baseline, single=single, alpha=0, alpha_f=0, beta_s=0, beta_f=0, gamma=0, gamma_f=0)
 
 
 RULES: Mapping[str, CreditSettings] = MappingProxyType(
@@ -131,7 +150,9 @@ RULES: Mapping[str, CreditSettings] = MappingProxyType(
         "reinforce_pp": _baseline(Baseline.REINFORCE_PP, Single.BATCH),
         "mosaic": CreditSettings(),
         "mosaic:trajectory": CreditSettings(gamma=0, gamma_f=0),
-        "mosaic:session": CreditSettings(alpha=0, beta_s=0, beta_f=0),
+        "mosaic:session": CreditSettings(alpha=0, alpha_f=0, beta_s=0, beta_f=0),
+        "call": CreditSettings(granularity=Granularity.CALL),
+        "chunk": CreditSettings(granularity=Granularity.CHUNK),
     }
 )
 """The rules by name. To change a constant: `dataclasses.replace(RULES["mosaic"], alpha=0.2)`."""

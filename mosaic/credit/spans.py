@@ -9,11 +9,9 @@ span: the framework branched, no token asked for it.
 from collections.abc import Mapping, Sequence, Set
 
 from mosaic.credit.model import SessionInput, SpanCredit, SpanRole, TrajectoryInput
+from mosaic.credit.session_tree import CONTINUING
 from mosaic.credit.settings import CreditSettings, SpawnSpan
 from mosaic.records import SessionKind
-
-CONTINUING = frozenset({SessionKind.COMPACTION, SessionKind.HANDOFF})
-"""Kinds of session that carry on their parent's work, so that the parent's end is not the answer."""
 
 
 def span_credits(
@@ -35,6 +33,18 @@ def span_credits(
     if answer is not None:
         spans.setdefault(answer, _span(answer, SpanRole.ANSWER, (), advantage))
     return tuple(spans.values())
+
+
+def call_spans(
+    trajectory: TrajectoryInput, session_advantage: Mapping[str, float], factors: Mapping[str, float], taken: Set[str]
+) -> tuple[SpanCredit, ...]:
+    """Return the calls with a factor of their own, unless they are decision spans already."""
+    return tuple(
+        _span(call.call_id, SpanRole.CALL, (), session_advantage[session.session_id] * factors[call.call_id])
+        for session in trajectory.sessions
+        for call in session.calls
+        if call.call_id in factors and call.call_id not in taken
+    )
 
 
 def _opened(sessions: Sequence[SessionInput], kinds: Set[SessionKind]) -> dict[str, list[SessionInput]]:

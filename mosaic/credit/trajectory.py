@@ -112,6 +112,7 @@ def _usage(group: Comparison, diff_G: FloatArray, settings: CreditSettings) -> t
         rank_G[member_G] = _ranks(group, member_G, success, settings)
         # Between nearest edges, not means: in a bin, the members' own differences already use up some of the gap.
         gap = np.abs(diff_G[member_G][:, None] - diff_G[~member_G][None, :]).min(initial=np.inf)
-        amplitude = settings.alpha * min(abs(float(diff_G[member_G].mean())), gap / 2)
+        strength = settings.alpha if success else settings.alpha_f
+        amplitude = strength * min(abs(float(diff_G[member_G].mean())), gap / 2)
         term_G[member_G] = (1 if success else -1) * amplitude * (1 - 2 * rank_G[member_G])
     return term_G, rank_G

@@ -36,7 +36,7 @@ maybe = st.none() | contribution | st.just(float("nan"))
 
 
 def tuned(alpha: float, **fields: object) -> CreditSettings:
-    return replace(EXACT, alpha=alpha, **fields)  # type: ignore[arg-type]
+    return replace(EXACT, alpha=alpha, alpha_f=alpha, **fields)  # type: ignore[arg-type]
 
 
 def effort(t: TrajectoryInput) -> int:
