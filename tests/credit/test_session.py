@@ -97,6 +97,14 @@ def test_renormalisation_weighs_sessions_as_the_loss_does() -> None:
     assert factors(by_session) == pytest.approx([1 / 0.6, 0.2 / 0.6, 0.2 / 0.6])
 
 
+def test_a_price_pushes_sessions_of_a_success_down_that_brought_nothing_and_nothing_else() -> None:
+    rows: list[float | None] = [0.6, 0.3, 0.0]
+    given = group([trajectory("s", 1.0, rows), trajectory("f", 0.0, rows), trajectory("g", 0.0, [0.0, 0.0])])
+    plain, priced = (assign([given], replace(PLAIN, gamma=1.0, price=price))[0] for price in (0.0, 0.2))
+    assert factors(priced, 0) == pytest.approx([1.0, 0.4, -0.2])
+    assert [factors(priced, k) for k in (1, 2)] == [factors(plain, k) for k in (1, 2)]
+
+
 def test_a_full_gamma_without_any_contribution_silences_the_successes() -> None:
     given = group([trajectory("s", 1.0, [0.0, 0.0]), trajectory("f", 0.0, [0.0])])
     assert factors(assign([given], replace(PLAIN, gamma=1.0, renorm=Renorm.BATCH))[0]) == [0.0, 0.0]
