@@ -17,7 +17,8 @@ def test_without_a_subagent_its_siblings_and_what_came_before_its_report_stay() 
     found = by_session(delegation())
     assert found.keys() == {"x", "y"}
     x = found["x"]
-    assert (x.recorded, x.own) == ({"lead1", "y1"}, {"x1", "x2"})
+    assert x.recorded == {"lead1", "y1"}
+    assert x.own == {"x1", "x2"}
     assert (x.replaced_call_id, x.placeholder) == ("x1", NO_RESULT)
 
 
@@ -38,9 +39,11 @@ def test_without_a_session_of_a_chain_its_summary_is_the_one_it_started_from() -
     last = recorded_session("c", [call("c1", 7, [QUESTION])], COMPACTION, "b", "sum2")
     found = by_session(recorded("t", [a, middle, last, title]))
     assert found.keys() == {"a", "b"}
-    assert (found["a"].recorded, found["a"].own) == ({"a1", "a2"}, {"sum"})
+    assert found["a"].recorded == {"a1", "a2"}
+    assert found["a"].own == {"sum"}
     assert found["a"].placeholder == NO_RESULT
-    assert (found["b"].recorded, found["b"].own) == ({"a1", "a2", "sum", "b1", "b2"}, {"sum2"})
+    assert found["b"].recorded == {"a1", "a2", "sum", "b1", "b2"}
+    assert found["b"].own == {"sum2"}
     assert found["b"].placeholder == "ok"
 
 
