@@ -32,6 +32,7 @@ Estimator = Callable[[Episodes, Draws], Floats]
 
 
 def _scored(p: Floats, draws: Draws) -> Floats:
+    """One noise per element, each seed's from its own generator; seeds stand on the first axis."""
     logit = np.log(p / (1 - p))
     return sigmoid(SLOPE * logit + NOISE * draws.normal(*p.shape[1:]))
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+Bits = NDArray[np.uint8]
 
 TOPICS = 8
 MAX_SESSIONS = 8
@@ -33,6 +34,11 @@ WASTE = 0.97
 SURVIVAL = 0.99
 """Probability that a held fact survives a compaction."""
 
+BIT = (1 << np.arange(TOPICS)).astype(np.uint8)
+SIZE = np.array([bits.bit_count() for bits in range(2**TOPICS)])
+"""Topics in a set."""
+WASTED = WASTE ** np.arange(MAX_SESSIONS + 1)
+
 W_CUE, W_VISITED, STRATEGY, STOP, COUNT = 0, 1, 2, slice(3, 7), slice(7, 7 + 3 * MAX_SESSIONS)
 PARAMETERS = COUNT.stop
 """Parameters of the policy: topic weights, strategy logit, stop logits by missing facts, fork sizes by need."""
@@ -47,21 +53,21 @@ class Setting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """What happened in one step of every seed."""
+    """What happened in one step of every seed. Sets of topics are bits of a byte."""
 
     setting: Setting
-    need_SNF: Bools
+    need_SN: Bits
+    """Topics that the task needs."""
     topic_SNK: Ints
     strategy_SNK: Ints
     found_SNK: Bools
     """The session found the needed fact of its topic (whether or not it was known already)."""
     used_SNK: Bools
     """The session took place."""
-    survives_SNKF: Bools
-    """What of each fact a compaction after session k keeps; all of it in a fork."""
-    features_SNKF2: Floats
-    """Cue and visited, per topic, when session k chose."""
-    topic_probs_SNKF: Floats
+    kept_SNK: Bits
+    """Topics whose facts a compaction after session k keeps; all of them in a fork."""
+    score_SNK2: Floats
+    """Gradient of the log-probability of the chosen topic with respect to the weights of cue and visited."""
     missing_SNK: Ints
     """Facts missing when session k had ended."""
     reward_SN: Floats
@@ -107,102 +113,100 @@ def _choose(probs: Floats, u: Floats) -> Ints:
     return chosen
 
 
-def _tasks(draws: Draws, tasks: int) -> tuple[Bools, Bools]:
-    """Needs and cues, the same for all attempts at a task."""
+def _bits(flags: Bools) -> Bits:
+    packed: Bits = np.packbits(flags, axis=-1, bitorder="little")[..., 0]
+    return packed
+
+
+def _tasks(draws: Draws, tasks: int) -> tuple[Bits, Floats]:
+    """Needs, and cues (S, N, F); the same for all attempts at a task."""
     order = draws.uniform(tasks, TOPICS).argsort(-1).argsort(-1)
     amount = 1 + (3 * draws.uniform(tasks)).astype(np.int64)
     need = order < amount[..., None]
     cue = draws.uniform(tasks, TOPICS) < np.where(need, CUE_NEEDED, CUE_OTHER)
-    return need.repeat(ATTEMPTS, 1), cue.repeat(ATTEMPTS, 1)
+    return _bits(need).repeat(ATTEMPTS, 1), cue.repeat(ATTEMPTS, 1).astype(np.float64)
 
 
 def play(setting: Setting, theta_SP: Floats, draws: Draws, tasks: int = TASKS) -> Episodes:
     """One step: `ATTEMPTS` attempts at each of `tasks` tasks, per seed."""
-    need_SNF, cue_SNF = _tasks(draws, tasks)
-    shape = need_SNF.shape[1]
+    need_SN, cue_SNF = _tasks(draws, tasks)
+    shape = need_SN.shape[1]
     uniform = draws.uniform(5, MAX_SESSIONS, shape)
-    survives_SNKF = draws.uniform(shape, MAX_SESSIONS, TOPICS) < (SURVIVAL if setting is Setting.CHAIN else 2)
-    active_SN = np.ones(need_SNF.shape[:2], dtype=np.bool_)
-    planned_SN = _planned(theta_SP, need_SNF, uniform[:, 4, 0])
-    held_SNF, visited_SNF = np.zeros_like(need_SNF), np.zeros_like(need_SNF)
+    kept_SNK = _bits(draws.uniform(shape, MAX_SESSIONS, TOPICS) < (SURVIVAL if setting is Setting.CHAIN else 2))
+    active_SN = np.ones(need_SN.shape, dtype=np.bool_)
+    planned_SN = _planned(theta_SP, need_SN, uniform[:, 4, 0])
+    held_SN, visited_SNF = np.zeros_like(need_SN), np.zeros_like(cue_SNF)
     rows: list[tuple[NDArray[np.generic], ...]] = []
     for k in range(MAX_SESSIONS):
         if setting is Setting.FORK:
             active_SN = k < planned_SN
-        features = np.stack([cue_SNF, visited_SNF], -1).astype(np.float64)
-        probs = softmax((features * theta_SP[:, None, None, :2]).sum(-1))
-        topic = _choose(probs, uniform[:, 0, k])
+        topic, score = _topic(theta_SP, cue_SNF, visited_SNF, uniform[:, 0, k])
         strategy = (uniform[:, 1, k] >= sigmoid(theta_SP[:, None, STRATEGY])).astype(np.int64)
-        hit_SNF = np.eye(TOPICS, dtype=np.bool_)[topic] & active_SN[..., None]
-        found = (hit_SNF & need_SNF).any(-1) & (uniform[:, 2, k] < FIND[strategy])
-        held_SNF = held_SNF | (hit_SNF & found[..., None])
-        visited_SNF = visited_SNF | hit_SNF
-        missing = (need_SNF & ~held_SNF).sum(-1)
-        rows.append((topic, strategy, found, active_SN, features, probs, missing))
+        needed = (need_SN & BIT[topic]) != 0
+        found = needed & active_SN & (uniform[:, 2, k] < FIND[strategy])
+        held_SN = held_SN | np.where(found, BIT[topic], 0).astype(np.uint8)
+        np.put_along_axis(visited_SNF, topic[..., None], 1.0, -1)
+        missing = SIZE[need_SN & ~held_SN]
+        rows.append((topic, strategy, found, active_SN, score, missing))
         stop = uniform[:, 3, k] < sigmoid(np.take_along_axis(theta_SP[:, STOP], missing, 1))
         active_SN = active_SN & ~stop
-        held_SNF = held_SNF & survives_SNKF[:, :, k]
-    topic_, strategy_, found_, used_, features_, probs_, missing_ = (np.stack(c, 2) for c in zip(*rows, strict=True))
+        held_SN = held_SN & kept_SNK[..., k]
+    topic_, strategy_, found_, used_, score_, missing_ = (np.stack(column, 2) for column in zip(*rows, strict=True))
     episodes = Episodes(
-        setting,
-        need_SNF,
-        topic_,
-        strategy_,
-        found_,
-        used_,
-        survives_SNKF,
-        features_,
-        probs_,
-        missing_,
-        missing_[..., 0],
+        setting, need_SN, topic_, strategy_, found_, used_, kept_SNK, score_, missing_, np.zeros(need_SN.shape)
     )
     p_SN = success(episodes, used_)[..., -1]
-    reward_SN = (draws.uniform(shape) < p_SN).astype(np.float64)
-    return replace(episodes, reward_SN=reward_SN)
+    return replace(episodes, reward_SN=(draws.uniform(shape) < p_SN).astype(np.float64))
 
 
-def _planned(theta_SP: Floats, need_SNF: Bools, u_SN: Floats) -> Ints:
+def _topic(theta_SP: Floats, cue_SNF: Floats, visited_SNF: Floats, u_SN: Floats) -> tuple[Ints, Floats]:
+    """The chosen topic, and the gradient of its log-probability."""
+    probs = softmax(cue_SNF * theta_SP[:, W_CUE, None, None] + visited_SNF * theta_SP[:, W_VISITED, None, None])
+    topic = _choose(probs, u_SN)
+    scores = [
+        np.take_along_axis(feature, topic[..., None], -1)[..., 0] - (feature * probs).sum(-1)
+        for feature in (cue_SNF, visited_SNF)
+    ]
+    return topic, np.stack(scores, -1)
+
+
+def _planned(theta_SP: Floats, need_SN: Bits, u_SN: Floats) -> Ints:
     """Subagents that a fork's root starts."""
     table = softmax(theta_SP[:, COUNT].reshape(len(theta_SP), 3, MAX_SESSIONS))
-    return 1 + _choose(np.stack([table[s][need_SNF[s].sum(-1) - 1] for s in range(len(table))]), u_SN)
+    return 1 + _choose(np.stack([table[s][SIZE[need_SN[s]] - 1] for s in range(len(table))]), u_SN)
 
 
 def success(episodes: Episodes, mask_SNK: Bools) -> Floats:
-    """Success probability after session k when only the sessions of the mask take place, shape (S, N, K).
+    """Success probability after session k when only the sessions of the mask take place; shape of the mask.
 
-    After a compaction, if one follows; sessions that did not take place change nothing.
+    The mask may have axes before (S, N, K). After a compaction, if one follows; sessions that did not take place change
+    nothing.
     """
-    need_SNF = episodes.need_SNF
-    held_SNF = np.zeros_like(need_SNF)
-    useless_SN = np.zeros(need_SNF.shape[:2])
-    after = []
+    brought_SNK = np.where(episodes.found_SNK, BIT[episodes.topic_SNK], 0).astype(np.uint8)
+    kept_SNK = episodes.kept_SNK.copy()
+    kept_SNK[..., :-1][~episodes.used_SNK[..., 1:]] = 255
+    held = np.zeros(mask_SNK.shape[:-1], dtype=np.uint8)
+    useless = np.zeros(mask_SNK.shape[:-1], dtype=np.int64)
+    after = np.empty(mask_SNK.shape)
     for k in range(MAX_SESSIONS):
-        mask_SN = mask_SNK[:, :, k]
-        hit = (
-            np.eye(TOPICS, dtype=np.bool_)[episodes.topic_SNK[:, :, k]]
-            & (episodes.found_SNK[:, :, k] & mask_SN)[..., None]
-        )
-        useless_SN = useless_SN + (mask_SN & ~(hit & ~held_SNF).any(-1))
-        held_SNF = held_SNF | hit
+        mask = mask_SNK[..., k]
+        hit = np.where(mask, brought_SNK[..., k], 0).astype(np.uint8)
+        useless += mask & ((hit & ~held) == 0)
+        held |= hit
         if k + 1 < MAX_SESSIONS:
-            compacts = episodes.used_SNK[:, :, k + 1]
-            held_SNF = held_SNF & (episodes.survives_SNKF[:, :, k] | ~compacts[..., None])
-        after.append(SUCCESS[(need_SNF & ~held_SNF).sum(-1)] * WASTE**useless_SN)
-    return np.stack(after, 2)
+            held &= kept_SNK[..., k]
+        after[..., k] = SUCCESS[SIZE[episodes.need_SN & ~held]] * WASTED[useless]
+    return after
 
 
 def nothing_found(episodes: Episodes) -> Floats:
     """Success probability without any session, shape (S, N)."""
-    value: Floats = SUCCESS[episodes.need_SNF.sum(-1)]
+    value: Floats = SUCCESS[SIZE[episodes.need_SN]]
     return value
 
 
 def leave_one_out(episodes: Episodes) -> Floats:
     """The truth: success probability with all sessions minus that without session k, shape (S, N, K)."""
     whole_SN = success(episodes, episodes.used_SNK)[..., -1]
-    without = []
-    for k in range(MAX_SESSIONS):
-        mask_SNK = episodes.used_SNK.copy()
-        mask_SNK[:, :, k] = False
-        without.append(success(episodes, mask_SNK)[..., -1])
-    return whole_SN[..., None] - np.stack(without, 2)
+    others_KSNK = episodes.used_SNK & ~np.eye(MAX_SESSIONS, dtype=np.bool_)[:, None, None]
+    return whole_SN[..., None] - np.moveaxis(success(episodes, others_KSNK)[..., -1], 0, -1)

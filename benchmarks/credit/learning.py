@@ -16,6 +16,7 @@ from benchmarks.credit.environment import (
     COUNT,
     MAX_SESSIONS,
     PARAMETERS,
+    SIZE,
     STOP,
     STRATEGY,
     Draws,
@@ -143,9 +144,7 @@ def gradient(theta_SP: Floats, episodes: Episodes, given: Advantages) -> Floats:
     weight_SN = 1 / (amount * amount.shape[1])
     ascent = np.zeros_like(theta_SP)
     session = given.session_SNK * used * weight_SN[..., None]
-    chosen = np.take_along_axis(episodes.features_SNKF2, episodes.topic_SNK[..., None, None], 3)[..., 0, :]
-    expected = (episodes.features_SNKF2 * episodes.topic_probs_SNKF[..., None]).sum(3)
-    ascent[:, :2] = (session[..., None] * (chosen - expected)).sum((1, 2))
+    ascent[:, :2] = (session[..., None] * episodes.score_SNK2).sum((1, 2))
     first = sigmoid(theta_SP[:, STRATEGY])[:, None, None]
     ascent[:, STRATEGY] = (session * ((episodes.strategy_SNK == 0) - first)).sum((1, 2))
     if episodes.setting is Setting.CHAIN:
@@ -175,7 +174,7 @@ def _stop_gradient(theta_SP: Floats, episodes: Episodes, value_SNK: Floats) -> F
 
 def _count_gradient(theta_SP: Floats, episodes: Episodes, value_SN: Floats) -> Floats:
     table = softmax(theta_SP[:, COUNT].reshape(len(theta_SP), 3, MAX_SESSIONS))
-    need_SN = episodes.need_SNF.sum(-1) - 1
+    need_SN = SIZE[episodes.need_SN] - 1
     chosen = np.eye(MAX_SESSIONS)[episodes.used_SNK.sum(-1) - 1]
     ascent = np.zeros_like(table)
     for need in range(3):
