@@ -10,7 +10,6 @@ import numpy as np
 
 from benchmarks.credit.environment import (
     ATTEMPTS,
-    MAX_SESSIONS,
     Draws,
     Episodes,
     Floats,
@@ -19,6 +18,7 @@ from benchmarks.credit.environment import (
     nothing_found,
     sigmoid,
     success,
+    without_each,
 )
 from mosaic.credit import GroupStatistics, SessionEvidence
 
@@ -38,21 +38,16 @@ def _scored(p: Floats, draws: Draws) -> Floats:
 
 
 def information_gain(episodes: Episodes, draws: Draws) -> Floats:
-    """Chain: difference of successive scores. Fork: half of leave-one-out plus solo, at the join."""
-    start_SN = _scored(nothing_found(episodes), draws)
+    """Chain: difference of successive scores. Fork: leave-one-out at the join."""
     if episodes.setting is Setting.CHAIN:
+        start_SN = _scored(nothing_found(episodes), draws)
         value_SNK = _scored(success(episodes, episodes.used_SNK), draws)
         before = np.concatenate([start_SN[..., None], value_SNK[..., :-1]], -1)
         gain_SNK: Floats = value_SNK - before
         return gain_SNK
-    used = episodes.used_SNK
-    whole_SN = _scored(success(episodes, used)[..., -1], draws)
-    parts = []
-    for k in range(MAX_SESSIONS):
-        only = used & (np.arange(MAX_SESSIONS) == k)
-        without, alone = (_scored(success(episodes, mask)[..., -1], draws) for mask in (used & ~only, only))
-        parts.append((whole_SN - without + alone - start_SN) / 2)
-    return np.stack(parts, 2)
+    whole_SN = _scored(success(episodes, episodes.used_SNK)[..., -1], draws)
+    rest_KSN = success(episodes, without_each(episodes))[..., -1]
+    return whole_SN[..., None] - np.stack([_scored(rest_SN, draws) for rest_SN in rest_KSN], 2)
 
 
 def group(episodes: Episodes, draws: Draws) -> Floats:  # noqa: ARG001 - estimators share one form

@@ -205,8 +205,12 @@ def nothing_found(episodes: Episodes) -> Floats:
     return value
 
 
+def without_each(episodes: Episodes) -> Bools:
+    """The sessions that took place but for each one in turn, shape (K, S, N, K)."""
+    return episodes.used_SNK & ~np.eye(MAX_SESSIONS, dtype=np.bool_)[:, None, None]
+
+
 def leave_one_out(episodes: Episodes) -> Floats:
     """The truth: success probability with all sessions minus that without session k, shape (S, N, K)."""
     whole_SN = success(episodes, episodes.used_SNK)[..., -1]
-    others_KSNK = episodes.used_SNK & ~np.eye(MAX_SESSIONS, dtype=np.bool_)[:, None, None]
-    return whole_SN[..., None] - np.moveaxis(success(episodes, others_KSNK)[..., -1], 0, -1)
+    return whole_SN[..., None] - np.moveaxis(success(episodes, without_each(episodes))[..., -1], 0, -1)

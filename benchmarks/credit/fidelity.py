@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.credit.environment import Draws, Floats, Setting, leave_one_out, play
-from benchmarks.credit.learning import Method, advantages
+from benchmarks.credit.learning import advantages
+from benchmarks.credit.methods import Method
 from mosaic.credit.estimate import pearson, spearman
 
 TASKS = 40

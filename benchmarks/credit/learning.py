@@ -5,12 +5,11 @@ the answer's, compacting and spawning their span's. The loss is the trainer's de
 decisions and then over trajectories.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.credit.contributions import Estimator
 from benchmarks.credit.environment import (
     ATTEMPTS,
     COUNT,
@@ -29,20 +28,13 @@ from benchmarks.credit.environment import (
     softmax,
     success,
 )
+from benchmarks.credit.methods import Method
 from mosaic.credit import CreditSettings, GroupInput, SessionInput, TrajectoryInput, assign
 from mosaic.records import SessionKind
 
 STEPS = 200
 RATE = 4.0
 """Step size of plain gradient ascent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A rule with the estimator that feeds it."""
-
-    rule: CreditSettings
-    estimator: Estimator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +174,3 @@ def _count_gradient(theta_SP: Floats, episodes: Episodes, value_SN: Floats) -> F
         ascent[:, need] = (here[..., None] * (chosen - table[:, None, need])).sum(1)
     flat: Floats = ascent.reshape(len(theta_SP), -1)
     return flat
-
-
-Progress = Callable[[str], None]
-"""Told what has been done."""

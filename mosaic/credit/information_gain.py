@@ -4,8 +4,8 @@ The pure part. `contexts` names the prompts to be scored, all of them prompts th
 blanked out); whoever can reach the engine scores the task's answer after each; `contributions` and `call_gains` turn
 the scores into numbers. Nothing that is scored is ever sampled from, so the answer cannot leak into a rollout.
 
-Scoring the answer by the policy is IGPO's (arXiv 2510.14967), per turn; moving it to sessions, subagents' half of
-leave-one-out plus solo, and the log scale are this project's own (mosaic.md, section 4.2).
+Scoring the answer by the policy is IGPO's (arXiv 2510.14967), per turn; moving it to sessions, leaving out one report
+at a time, and the log scale are this project's own (mosaic.md, section 4.2; docs/decisions.md on leave-one-out).
 """
 
 import math
@@ -88,8 +88,9 @@ def contributions(trajectory: Trajectory, scores: Scores, high_water: bool = Fal
 
     A chain's session: the score after it minus the score before it, less what its subagents contributed; these sum to
     the gain over the bare question. With `high_water`, only what exceeds the best score so far counts (against
-    policies that raise a score by lowering it first). A subagent: half of leave-one-out plus solo, at the call in
-    which its report arrives. A session that only delegated: the mean of its subagents.
+    policies that raise a score by lowering it first). A subagent: the score with all reports minus that without its
+    own, at the call in which they arrive; nothing to either of two that found the same. A session that only delegated:
+    the mean of its subagents.
     """
     tree = SessionTree(trajectory)
     found: dict[str, float] = {}
@@ -135,7 +136,7 @@ def _children(tree: SessionTree, session_id: str, scores: Scores, found: dict[st
 def call_gains(trajectory: Trajectory, scores: Scores, chunks: bool = False) -> dict[str, tuple[float, ...]]:
     """Return, per call that a later prompt of its context follows, what it gained (IGPO's turn-level gain).
 
-    With `chunks`, one number per tool result that it brought back, half of leave-one-out plus solo each; else one.
+    With `chunks`, one number per tool result that it brought back, by leaving it out; else one.
     """
     tree = SessionTree(trajectory)
     found = {}
@@ -162,21 +163,15 @@ def survivals(trajectory: Trajectory, scores: Scores) -> tuple[Survival, ...]:
 
 
 def _partial(call: Call, results: Iterable[str]) -> list[Context]:
-    """The call's prompt with all, without each, with only each, and without all of the results."""
-    every = frozenset(results)
-    one_hidden = [frozenset({one}) for one in sorted(every)]
-    return [Context(call.call_id, h) for h in (frozenset[str](), *one_hidden, *(every - h for h in one_hidden), every)]
+    """The call's prompt with all and without each of the results."""
+    one_hidden = (frozenset({one}) for one in sorted(set(results)))
+    return [Context(call.call_id, hidden) for hidden in (frozenset[str](), *one_hidden)]
 
 
 def _shares(call: Call, results: Sequence[str], scores: Scores) -> tuple[float, ...]:
-    """Half of leave-one-out plus solo, per result: Shapley's value for two of them."""
-    every = frozenset(results)
-
-    def score(*shown: str) -> float:
-        return scores.get(Context(call.call_id, every.difference(shown)), math.nan)
-
-    whole, none = score(*results), score()
-    return tuple((whole - score(*(every - {one})) + score(one) - none) / 2 for one in results)
+    """The score of all results minus that without each."""
+    whole = _score(scores, call)
+    return tuple(whole - scores.get(Context(call.call_id, frozenset({one})), math.nan) for one in results)
 
 
 def _score(scores: Scores, call: Call | None) -> float:

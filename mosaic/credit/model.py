@@ -121,12 +121,14 @@ class GroupInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCredit:
-    """The credit of one session: `advantage` = advantage of the trajectory x `factor`."""
+    """The credit of one session: `advantage` = outcome of the trajectory x `factor` + its usage x `usage_factor`."""
 
     session_id: str
     advantage: float
     factor: float
-    """The session's share after renormalisation, >= 0; 1 is an unshaped session."""
+    """The session's share of the outcome after renormalisation, >= 0; 1 is an unshaped session."""
+    usage_factor: float
+    """The same of the usage."""
     contribution: float | None
     """As it was given, whether or not the gate let it through; None when unknown."""
     source: str
@@ -151,6 +153,9 @@ class TrajectoryCredit:
 
     trajectory_id: str
     advantage: float
+    """Outcome and usage together."""
+    usage: float
+    """The part of it that comes from the number of sessions."""
     usage_rank: float
     """Rank of its session count among trajectories of like reward, in [0, 1]: 0 fewest, 1 most, 0.5 all alike."""
     sessions: tuple[SessionCredit, ...]

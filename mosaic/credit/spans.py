@@ -15,36 +15,34 @@ from mosaic.records import SessionKind
 
 
 def span_credits(
-    trajectory: TrajectoryInput, advantage: float, session_advantage: Mapping[str, float], settings: CreditSettings
+    trajectory: TrajectoryInput,
+    outcome: float,
+    usage: float,
+    session_advantage: Mapping[str, float],
+    settings: CreditSettings,
 ) -> tuple[SpanCredit, ...]:
     """Return the spans of a trajectory, at most one per call: a handoff goes before a spawn, a spawn before the answer.
 
-    A handoff carries the successor's advantage, an answer the trajectory's, a spawn the trajectory's or its children's
-    mean.
+    A handoff carries the successor's advantage, an answer the trajectory's, a spawn the trajectory's (with a share of
+    its usage) or its children's mean. `outcome` and `usage` are the parts of the trajectory's advantage.
     """
     spans: dict[str, SpanCredit] = {}
     for call_id, opened in _opened(trajectory.sessions, CONTINUING).items():
         spans[call_id] = _span(call_id, SpanRole.HANDOFF, opened, _mean(opened, session_advantage))
     for call_id, opened in _opened(trajectory.sessions, {SessionKind.SPAWN}).items():
         children = settings.spawn_span is SpawnSpan.CHILDREN
-        value = _mean(opened, session_advantage) if children else advantage
+        value = _mean(opened, session_advantage) if children else outcome + settings.spawn_usage * usage
         spans.setdefault(call_id, _span(call_id, SpanRole.SPAWN, opened, value))
     answer = _answer_call(trajectory.sessions)
     if answer is not None:
-        spans.setdefault(answer, _span(answer, SpanRole.ANSWER, (), advantage))
+        spans.setdefault(answer, _span(answer, SpanRole.ANSWER, (), outcome + usage))
     return tuple(spans.values())
 
 
-def call_spans(
-    trajectory: TrajectoryInput, session_advantage: Mapping[str, float], factors: Mapping[str, float], taken: Set[str]
-) -> tuple[SpanCredit, ...]:
-    """Return the calls with a factor of their own, unless they are decision spans already."""
-    return tuple(
-        _span(call.call_id, SpanRole.CALL, (), session_advantage[session.session_id] * factors[call.call_id])
-        for session in trajectory.sessions
-        for call in session.calls
-        if call.call_id in factors and call.call_id not in taken
-    )
+def call_spans(call_advantage: Mapping[str, float], taken: Set[str]) -> tuple[SpanCredit, ...]:
+    """Return the calls with an advantage of their own, unless they are decision spans already."""
+    rows = ((call_id, value) for call_id, value in call_advantage.items() if call_id not in taken)
+    return tuple(_span(call_id, SpanRole.CALL, (), value) for call_id, value in rows)
 
 
 def _opened(sessions: Sequence[SessionInput], kinds: Set[SessionKind]) -> dict[str, list[SessionInput]]:

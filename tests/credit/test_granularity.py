@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from mosaic.credit import (
     CallInput,
-    CreditSettings,
     Granularity,
     GroupCredit,
     GroupInput,
@@ -22,11 +21,9 @@ from mosaic.credit import (
 )
 from mosaic.records import Group
 
-from .builders import call, group, quick, recorded, recorded_session, session, trajectory
+from .builders import SPEC, call, group, quick, recorded, recorded_session, session, trajectory
 
-PLAIN = CreditSettings(
-    alpha=0, alpha_f=0, renorm=Renorm.OFF, epsilon=1e-12, granularity=Granularity.CALL, gamma_call=0.5
-)
+PLAIN = replace(SPEC, alpha=0, alpha_f=0, renorm=Renorm.OFF, granularity=Granularity.CALL, gamma_call=0.5)
 
 
 def with_calls(*gains: Sequence[float], reward: float = 1.0) -> TrajectoryInput:

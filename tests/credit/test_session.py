@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from mosaic.credit import CreditSettings, Gate, GroupCredit, LossMean, Renorm, TrajectoryInput, assign
+from mosaic.credit import Gate, GroupCredit, LossMean, Renorm, TrajectoryInput, assign
 
-from .builders import group, session, session_advantages, trajectory
+from .builders import SPEC, group, session, session_advantages, trajectory
 
-PLAIN = CreditSettings(alpha=0.0, renorm=Renorm.OFF, epsilon=1e-12)
+PLAIN = replace(SPEC, alpha=0.0, alpha_f=0.0, renorm=Renorm.OFF)
 
 
 def factors(credit: GroupCredit, index: int = 0) -> list[float]:
@@ -97,12 +98,15 @@ def test_renormalisation_weighs_sessions_as_the_loss_does() -> None:
     assert factors(by_session) == pytest.approx([1 / 0.6, 0.2 / 0.6, 0.2 / 0.6])
 
 
-def test_a_price_pushes_sessions_of_a_success_down_that_brought_nothing_and_nothing_else() -> None:
-    rows: list[float | None] = [0.6, 0.3, 0.0]
-    given = group([trajectory("s", 1.0, rows), trajectory("f", 0.0, rows), trajectory("g", 0.0, [0.0, 0.0])])
-    plain, priced = (assign([given], replace(PLAIN, gamma=1.0, price=price))[0] for price in (0.0, 0.2))
-    assert factors(priced, 0) == pytest.approx([1.0, 0.4, -0.2])
-    assert [factors(priced, k) for k in (1, 2)] == [factors(plain, k) for k in (1, 2)]
+def test_a_slow_success_praises_what_brought_it_about_and_blames_what_made_it_slow() -> None:
+    slow, fast = trajectory("slow", 1.0, [0.6, 0.0]), trajectory("fast", 1.0, [0.6])
+    given = group([slow, fast, trajectory("f", 0.0, [0.0])])
+    credit = assign([given], replace(PLAIN, alpha=0.5, gamma=1.0))[0].trajectories[0]
+    assert credit.usage == pytest.approx(-0.25 / np.sqrt(2 / 9))
+    useful, useless = credit.sessions
+    assert (useful.factor, useful.usage_factor, useless.factor, useless.usage_factor) == pytest.approx((1, 0, 0, 1))
+    assert useful.advantage == pytest.approx(credit.advantage - credit.usage)
+    assert useless.advantage == pytest.approx(credit.usage)
 
 
 def test_a_full_gamma_without_any_contribution_silences_the_successes() -> None:
