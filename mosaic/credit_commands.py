@@ -112,6 +112,7 @@ def as_dict(view: View) -> dict[str, Any]:
         "reward": view.trajectory.reward,
         "usage_rank": view.credit.usage_rank,
         "advantage": view.credit.advantage,
+        "usage": view.credit.usage,
         "sessions": [
             {
                 "session_id": row.session_id,
@@ -121,6 +122,7 @@ def as_dict(view: View) -> dict[str, Any]:
                 "source": row.source,
                 "gate": row.gate,
                 "factor": row.factor,
+                "usage_factor": row.usage_factor,
                 "advantage": row.advantage,
                 "others": {name: of[row.session_id] for name, of in view.others.items()},
             }
@@ -140,7 +142,7 @@ def as_tree(view: View) -> Tree:
     top = Tree(
         f"{escape(view.trajectory.trajectory_id)}  reward {reward:g} of {len(rewards)} attempts "
         f"(mean {sum(rewards) / len(rewards):.2f}), usage rank {view.credit.usage_rank:.2f}, "
-        f"{escape(view.rule)} advantage {view.credit.advantage:+.3f}"
+        f"{escape(view.rule)} advantage {view.credit.advantage:+.3f} (usage {view.credit.usage:+.3f} of it)"
     )
     rows = {row.session_id: row for row in view.credit.sessions}
     nodes: dict[str | None, Tree] = {}
@@ -151,7 +153,7 @@ def as_tree(view: View) -> Tree:
         known = "unknown" if row.contribution is None else f"{row.contribution:+.3f} ({row.source})"
         others = "".join(f"  {name} {of[row.session_id]:+.3f}" for name, of in view.others.items())
         node = nodes.get(session.parent_session_id, top).add(
-            f"{session.kind.value}  contribution {known}, gate {row.gate.value}, factor {row.factor:.2f}, "
+            f"{session.kind.value}  contribution {known}, gate {row.gate.value}, factors {row.factor:.2f} and {row.usage_factor:.2f}, "
             f"[bold]advantage {row.advantage:+.3f}[/bold]  [dim]{escape(others.strip())}[/dim]"
         )
         nodes[session.session_id] = node

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from benchmarks.credit.environment import Draws, Floats, Setting, play
+from benchmarks.credit.environment import PARAMETERS, Draws, Floats, Setting, play
 from benchmarks.credit.fidelity import fidelity
 from benchmarks.credit.learning import STEPS, Curves, learn
 from benchmarks.credit.methods import METHODS, Method
@@ -73,7 +73,11 @@ def _digest(job: Job, seeds: Sequence[int]) -> str:
 
 
 def _policies(setting: Setting, seeds: Sequence[int]) -> dict[str, Floats]:
-    return {stage: learn(setting, METHODS["broadcast"], seeds, steps)[1] for stage, steps in STAGES.items()}
+    untrained = np.zeros((len(seeds), PARAMETERS))
+    return {
+        stage: learn(setting, METHODS["broadcast"], seeds, steps)[1] if steps else untrained
+        for stage, steps in STAGES.items()
+    }
 
 
 def _run(job: Job, method: Method, seeds: list[int], policies: dict[str, Floats]) -> dict[str, Any]:
