@@ -153,7 +153,8 @@ def as_tree(view: View) -> Tree:
         known = "unknown" if row.contribution is None else f"{row.contribution:+.3f} ({row.source})"
         others = "".join(f"  {name} {of[row.session_id]:+.3f}" for name, of in view.others.items())
         node = nodes.get(session.parent_session_id, top).add(
-            f"{session.kind.value}  contribution {known}, gate {row.gate.value}, factors {row.factor:.2f} and {row.usage_factor:.2f}, "
+            f"{session.kind.value}  contribution {known}, gate {row.gate.value}, "
+            f"factors {row.factor:.2f} and {row.usage_factor:.2f}, "
             f"[bold]advantage {row.advantage:+.3f}[/bold]  [dim]{escape(others.strip())}[/dim]"
         )
         nodes[session.session_id] = node

@@ -32,12 +32,32 @@ def main() -> None:
         each.add_argument("--json", action="store_true", help="print the result as JSON and no table")
         each.add_argument("--tuning", action="store_true", help="on the tuning seeds; nothing is written")
     commands.add_parser("figures", help="draw the five figures from results/credit.json")
+    chain_all = commands.add_parser("chain", help="the real experiment, resumable")
+    chain_all.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    one = commands.add_parser("chain-run", help="one run of it (used by chain)")
+    one.add_argument("setting", choices=["compaction", "subagents"])
+    one.add_argument("rule")
+    one.add_argument("seed", type=int)
+    one.add_argument("folder", type=Path)
+    for each in (chain_all, one):
+        each.add_argument("--tiny", action="store_true", help="the smallest budget; its figures mean nothing")
     arguments = parser.parse_args()
+    if arguments.command in ("chain", "chain-run"):
+        sys.exit(0 if _chain(arguments) else 1)
     if arguments.command == "figures":
         for path in figures.draw():
             print(path)
         return
     sys.exit(0 if run(arguments.tuning, arguments.json) else 1)
+
+
+def _chain(arguments: argparse.Namespace) -> bool:
+    from benchmarks.credit import chain  # it needs the demo's packages, which the simulation does not
+
+    if arguments.command == "chain":
+        return chain.run_all(arguments.seeds[:1] if arguments.tiny else arguments.seeds, arguments.tiny)
+    chain.run_here(arguments.setting, arguments.rule, arguments.seed, arguments.folder, arguments.tiny)
+    return True
 
 
 def run(tuning: bool, as_json: bool) -> bool:
