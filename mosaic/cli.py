@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from mosaic import db_commands, logs, transfer_commands
+from mosaic import credit_commands, db_commands, logs, transfer_commands
 from mosaic.errors import MosaicError
 from mosaic.records import Trajectory, TrajectoryState
 from mosaic.settings import load, origins
@@ -29,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(db_commands.app, name="db")
+app.command("credit")(credit_commands.credit)
 app.command("export")(transfer_commands.export_)
 app.command("import")(transfer_commands.import_)
 

@@ -36,6 +36,10 @@ class TrainConfig(BaseModel):
     output: Path = Field(Path("var/checkpoints"), description="Folder that receives one checkpoint per policy version.")
     credit: str = Field("mosaic", description="Credit rule: mosaic, mosaic:trajectory, mosaic:session, broadcast, ...")
     credit_options: dict[str, float | bool | str] = Field({}, description="Changes to the rule, e.g. {alpha = 0.2}.")
+    contribution: Literal["group", "information_gain", "blend"] = Field(
+        "group", description="Estimator of session contribution; the last two need answers."
+    )
+    answers: Path | None = Field(None, description="JSON object: task (its first user message, or key) -> answers.")
     learning_rate: float = Field(1e-5, gt=0, description="AdamW's step size.")
     epochs: int = Field(1, ge=1, description="Passes over the trajectories of one job.")
     minibatches: int = Field(1, ge=1, description="Optimizer steps per epoch; a trajectory is never split over two.")

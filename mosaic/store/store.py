@@ -135,6 +135,13 @@ class Store:
         with self.database.reading() as connection:
             return listing.newest(connection, limit, like)
 
+    def group_of(self, trajectory_id: str) -> Group:
+        """The trajectory with all attempts at its task by the same policy version. Raises `RequestError` (404)."""
+        found = self.trajectory(trajectory_id)
+        with self.database.reading() as connection:
+            ids = listing.attempts_beside(connection, trajectory_id)
+            return Group(found.task_key, tuple(read_trajectories(connection, ids).values()))
+
     def conversation(self, call_id: str) -> tuple[Message, ...] | None:
         """The messages of a call and its reply, without the instructions of its own; None for an unknown call."""
         with self.database.reading() as connection:
