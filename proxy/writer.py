@@ -21,6 +21,7 @@ from pathlib import Path
 import orjson
 import structlog
 
+from adapters.harnesses import HARNESSES
 from mosaic import logs
 from mosaic.errors import StoreError
 from mosaic.settings import load
@@ -52,7 +53,7 @@ class Writer:
     def _opened(self) -> Store:
         """The store, opened when it is first needed: a database that is down at the start may come up."""
         if self._store is None:
-            self._store = Store(self._database)
+            self._store = Store(self._database, harnesses=HARNESSES)
         return self._store
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, 
 from sqlalchemy.orm import InstrumentedAttribute
 
 from mosaic.capture import CallStatus, CapturedCall, Choice
-from mosaic.lineage.model import Link, Placement, Rung
+from mosaic.lineage.model import Link, Placement, Rung, Why
 from mosaic.records import Call, IdArray, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 from mosaic.store.codec import unpack_ids, unpack_logprobs
 from mosaic.store.models import CallRow, LinkRow, MessageRow, ParamsRow, SessionRow, TokensRow, TrajectoryRow
@@ -243,7 +243,8 @@ def read_placed(
                 auxiliary=auxiliary,
                 position=position or 0,
                 opened=link,
-                confirmed_summary=link.parent_call_id if link and link.kind is SessionKind.COMPACTION else None,
+                why=Why(link.rung, link.score) if link else Why(Rung.NONE, 0.0),
+                confirmed=tuple(link.evidence.get("summary_calls", ())) if link else (),
             ),
         )
 
@@ -276,7 +277,7 @@ def _links(connection: Connection, calls: Sequence[RowMapping]) -> tuple[dict[st
         )
         for row in connection.execute(query.where(LinkRow.session_id.in_(some))).mappings():
             opened[row["session_id"]] = _link(row), row["position"]
-    return opened, {link.parent_call_id for link, _ in opened.values() if link.kind is SessionKind.COMPACTION}
+    return opened, {call for link, _ in opened.values() for call in link.evidence.get("summary_calls", ())}
 
 
 def _link(row: RowMapping) -> Link:

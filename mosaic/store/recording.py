@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, literal_column, select
 
 from mosaic.capture import CapturedCall
-from mosaic.lineage import Lineage, Placement
+from mosaic.lineage import Harness, Lineage, Placement
 from mosaic.lineage.lineage import pool_key
 from mosaic.store.models import CallRow, CounterRow, PolicyVersionRow, SessionRow
 from mosaic.store.reading import batched, read_placed
@@ -27,8 +27,8 @@ MAX_POOLS = 2_000
 class Recording:
     """What one process knows of the lineage and content of the database. Used by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._lineage = Lineage()
+    def __init__(self, harnesses: Sequence[Harness] = ()) -> None:
+        self._lineage = Lineage(harnesses)
         self._writer = Writer()
         self._timeline = Timeline((), ())
         self._live = 0

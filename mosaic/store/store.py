@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
-from mosaic.lineage import Placement
+from mosaic.lineage import Harness, Placement
 from mosaic.records import Group, Message, Trajectory, TrajectoryState
 from mosaic.store import jobs, listing, rewards
 from mosaic.store.database import Database
@@ -31,11 +31,11 @@ REWARD_WINDOW_S = 7 * 24 * 3600.0
 class Store:
     """All of Mosaic's memory behind one database URL. Raises `StoreError` when it cannot be used."""
 
-    def __init__(self, url: str, reward_window_s: float = REWARD_WINDOW_S) -> None:
+    def __init__(self, url: str, reward_window_s: float = REWARD_WINDOW_S, harnesses: Sequence[Harness] = ()) -> None:
         self.database = Database(url)
         self.engine = self.database.engine
         self._reward_window_s = reward_window_s
-        self._recording = Recording()
+        self._recording = Recording(harnesses)
 
     def close(self) -> None:
         """Release the database's connections."""

@@ -153,17 +153,16 @@ class Writer:
         if placement.opened is not None:
             position = positions.get(trajectory_id, 0)
             positions[trajectory_id] = position + 1
-            if position == 0:
-                task = _task_row(call)
-                batch.tasks[task["task_key"]] = task
-                row["task_key"] = task["task_key"]
-            elif placement.opened.kind.value == "root":
+            if position > 0 and placement.opened.kind.value == "root":
                 batch.counts["unlinked_sessions", placement.opened.rung.value] += 1
             batch.sessions.append(_session_row(call, placement.opened, trajectory_id, position))
             batch.links.append({"trajectory_id": trajectory_id, **_link_values(placement.opened)})
+        if placement.names_task:
+            task = _task_row(call)
+            batch.tasks[task["task_key"]] = task
+            row["task_key"] = row["task_key"] or task["task_key"]
         batch.relinked.update({link.session_id: link for link in placement.relinked})
-        if placement.confirmed_summary is not None:
-            batch.confirmed.append(placement.confirmed_summary)
+        batch.confirmed += placement.confirmed
 
     def _call(self, connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
         batch = self._batch

@@ -107,7 +107,7 @@ def test_a_session_that_opens_with_a_summary_is_a_compaction_and_the_summary_ser
     assert after.opened is not None
     assert (after.opened.kind, after.opened.rung) == (SessionKind.COMPACTION, Rung.SUMMARY)
     assert after.opened.parent_session_id == summary.session_id
-    assert after.opened.parent_call_id == after.confirmed_summary == summary.call_id
+    assert (after.opened.parent_call_id, after.confirmed) == (summary.call_id, (summary.call_id,))
 
 
 def test_a_summary_asked_for_at_the_end_of_the_history_without_tools_closes_that_session() -> None:

@@ -1,0 +1,207 @@
+"""Requests that carry on from what was said before: retries, extensions of a chain, and histories that were edited."""
+
+import re
+from dataclasses import replace
+
+from mosaic.capture import CallStatus
+from mosaic.lineage.model import Placement, Rung, Why
+from mosaic.lineage.placing import inside, opening, undecided
+from mosaic.lineage.request import Request
+from mosaic.lineage.state import Mark, Pool, Sent, Session, Summary
+from mosaic.records import SessionKind
+
+MIN_TEXT = 12
+"""Shortest reply, in characters, that is recognised by its text alone."""
+LOOK_BACK = 3
+"""Newest assistant texts in which emitted ids and texts are looked for."""
+_ID = re.compile(r"[\w.:-]{6,}")
+
+
+def end_key(chain: int) -> int:
+    """Where a call is found that ends a chain."""
+    return hash(("end", chain))
+
+
+def id_key(tool_call_id: str) -> int:
+    """Where the calls are found that emitted an id."""
+    return hash(("id", tool_call_id))
+
+
+def reply_key(text: str) -> int:
+    """Where the calls are found that said a text."""
+    return hash(("reply", text))
+
+
+def retry(pool: Pool, request: Request) -> Placement | None:
+    """The same request again, with the SDK's own retry count or after a failure: no new sample."""
+    earlier = [m for m in pool.find(request.digest) if isinstance(m, Sent)]
+    if not earlier:
+        return None
+    same = [m for m in earlier if _same_agent(request, pool.sessions[m.session_id])]
+    if len({pool.sessions[m.session_id].trajectory_id for m in same}) != 1:
+        return None
+    sent = same[-1]
+    # Without the operator's word, the framework's or emitted ids, the first call of another attempt is the same.
+    sure = request.call.trajectory_id is not None or request.claims.agent is not None or bool(request.ids)
+    # A call that was cut may be recorded after the retry that followed it.
+    cut = request.call.status is not CallStatus.OK and (sure or sent.retries > 0)
+    if request.call.retry_count == 0 and not cut and (sent.ended_well or not sure):
+        return None
+    evidence = {"retry_of": sent.call_id, "retry_count": request.call.retry_count, "failed": not sent.ended_well}
+    session = pool.sessions[sent.session_id]
+    why = Why(Rung.RETRY, 0.97 if sure or request.call.retry_count else 0.9, evidence)
+    placed = inside(request, session, sent.parent_call_id, why, auxiliary=None)
+    return replace(placed, retry_of=sent.call_id)
+
+
+def extension(pool: Pool, request: Request) -> Placement | None:
+    """The longest prefix of the request that ends with a reply of ours."""
+    for k in range(len(request.items) - 1, -1, -1):
+        if request.items[k].sampled and (ends := pool.find(end_key(request.chain[k]))):
+            return _extended(pool, request, ends, k)
+    return None
+
+
+def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placement:  # noqa: PLR0911 - a ladder
+    evidence = {"items": k + 1, "of": len(request.items)}
+    found = _narrowed(pool, request, ends, k)
+    if len({pool.sessions[e.session_id].trajectory_id for e in found}) > 1:
+        return undecided(pool, request, Why(Rung.PREFIX, 0.5, evidence), found)
+    heads = [e for e in found if pool.sessions[e.session_id].head_call_id == e.call_id]
+    end = (heads or found)[-1]
+    session = pool.sessions[end.session_id]
+    asked = request.asked(k)
+    if serves := _serves(request, session, end, asked):
+        return inside(request, session, end.call_id, Why(Rung.PREFIX, 0.95, evidence), auxiliary=serves)
+    emitter = _newest_emitter(pool, request)
+    if emitter is not None and emitter.session_id != end.session_id and emitter.call_id != end.call_id:
+        return _edited(pool, request, emitter, {**evidence, "echo": "newer"})
+    if request.other_agent(session.system, session.tools):
+        kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
+        return opening(pool, request, kind, end, Why(Rung.PREFIX, 0.9, {**evidence, "agent": "other"}))
+    if not request.ok:
+        return inside(request, session, end.call_id, Why(Rung.PREFIX, 0.97, evidence))  # nothing can go on from it
+    if _claims_another(request, session):
+        return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, 0.9, evidence))
+    if session.head_call_id not in (end.call_id, None) and (emitter or end).call_id != session.head_call_id:
+        return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, 0.95, evidence))
+    return inside(request, session, end.call_id, Why(Rung.PREFIX, 0.99, evidence))
+
+
+def _narrowed(pool: Pool, request: Request, ends: list[Mark], k: int) -> list[Mark]:
+    """Of the calls that said the same, those that the request can go on from: its ids and claims tell."""
+    ends = [e for e in ends if _same_trajectory(request, pool.sessions[e.session_id])] or ends
+    if len(ends) > 1:
+        at = k
+        while at >= 0 and request.items[at].role == "call":
+            known = {e.call_id for e in pool.find(id_key(request.items[at].tool_call_id or ""))}
+            ends = [e for e in ends if e.call_id in known] or ends if known else ends
+            at -= 1
+    if len(ends) > 1:
+        ends = [e for e in ends if _same_agent(request, pool.sessions[e.session_id])] or ends
+    if len(ends) > 1 and request.ids:  # ids further up in the history
+        sessions = {m.session_id for i in request.ids for m in pool.find(id_key(i))}
+        ends = [e for e in ends if e.session_id in sessions] or ends
+    return ends
+
+
+def _serves(request: Request, session: Session, end: Mark, asked: str) -> str | None:
+    """The kind of auxiliary call, when a request that extends a session is one."""
+    drops_tools = bool(session.tools) and not request.tools
+    in_text = request.answered_in_text or not request.ok
+    if in_text and asked and (drops_tools or request.harnesses.asks_for_summary(asked)):
+        return "summary"
+    if request.claims.kind == "compaction":
+        return "summary"
+    if end.call_id in (s.call_id for s in session.summaries) and session.head_call_id != end.call_id:
+        return "summary"  # goes on from a summary, as helpers do
+    if asked and request.other_agent(session.system, session.tools):
+        return request.harnesses.auxiliary(request.system_text, asked)
+    return None
+
+
+def echo(pool: Pool, request: Request) -> Placement | None:
+    """Tool-call ids or texts that we emitted, in a history that was edited."""
+    emitter = _newest_emitter(pool, request)
+    if emitter is not None:
+        return _edited(pool, request, emitter, {"echo": "id"})
+    said = [i.text for i in request.items if i.role == "assistant" and len(i.text) >= MIN_TEXT][-LOOK_BACK:]
+    for text in reversed(said):
+        found = [e for e in pool.find(reply_key(text)) if _same_trajectory(request, pool.sessions[e.session_id])]
+        found = [e for e in found if _same_agent(request, pool.sessions[e.session_id])] or found
+        if len({pool.sessions[e.session_id].trajectory_id for e in found}) > 1:
+            return undecided(pool, request, Why(Rung.ECHO, 0.5, {"echo": "text"}), found)
+        if found:
+            return _edited(pool, request, found[-1], {"echo": "text", "characters": len(text)})
+    return None
+
+
+def _edited(pool: Pool, request: Request, emitter: Mark, evidence: dict[str, object]) -> Placement:
+    session = pool.sessions[emitter.session_id]
+    score = 0.95 if evidence["echo"] != "text" else 0.85 if request.first_item == session.first_item else 0.75
+    if compacted := compacts(pool, request, session):
+        return compacted
+    asked = request.newest_asked
+    drops_tools = bool(session.tools) and not request.tools
+    if asked and (drops_tools or request.harnesses.asks_for_summary(asked)) and request.answered_in_text:
+        why = Why(Rung.ECHO, score, evidence)
+        return inside(request, session, session.head_call_id, why, auxiliary="summary")
+    if request.other_agent(session.system, session.tools):
+        kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
+        return opening(pool, request, kind, emitter, Why(Rung.ECHO, min(score, 0.85), evidence))
+    why = Why(Rung.ECHO, score, {**evidence, "edited": True})
+    return inside(request, session, session.head_call_id, why)
+
+
+def compacts(pool: Pool, request: Request, session: Session) -> Placement | None:
+    """The request opens a session with a summary of `session`, whose newest rounds may follow it."""
+    open_ = [s for s in session.summaries if not s.used]
+    if not open_ or not (request.tools or not session.tools):
+        return None
+    told = f" {' '.join(request.told)} "
+    carried = [s for s in open_ if any(f" {core} " in told for core in s.cores)]
+    if not carried and request.first_item == session.first_item:
+        return None
+    used = carried or open_[-1:]
+    score = 0.97 if carried else 0.8
+    evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
+    newest: Summary = used[-1]
+    parent = Mark(session.session_id, newest.call_id)
+    placed = opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, score, evidence))
+    if placed.opened is None or placed.opened.kind is not SessionKind.COMPACTION:
+        return placed
+    for summary in used:
+        summary.used = True
+    return replace(placed, confirmed=tuple(s.call_id for s in used))
+
+
+def _newest_emitter(pool: Pool, request: Request) -> Mark | None:
+    """The call that emitted the newest tool-call id in the request's history, if only one call emitted that id."""
+    looked = 0
+    for item in reversed(request.items):
+        ids = [item.tool_call_id] if item.tool_call_id else []
+        if item.role == "assistant" and looked < LOOK_BACK and "[" in item.text:
+            looked += 1
+            ids = list(reversed(_ID.findall(item.text[-4000:])))
+        for tool_call_id in ids:
+            if found := pool.find(id_key(tool_call_id)):
+                agents = [m for m in found if _same_agent(request, pool.sessions[m.session_id])] or found
+                if len({m.session_id for m in agents}) == 1:
+                    return agents[-1]
+                return None
+    return None
+
+
+def _same_agent(request: Request, session: Session) -> bool:
+    mine, theirs = request.claims.agent, session.claims.agent
+    return mine is None or theirs is None or mine == theirs
+
+
+def _same_trajectory(request: Request, session: Session) -> bool:
+    mine, theirs = request.claims.trajectory, session.claims.trajectory
+    return mine is None or theirs is None or mine == theirs
+
+
+def _claims_another(request: Request, session: Session) -> bool:
+    """Whether an agent that was never seen goes on with the history of another."""
+    return not _same_agent(request, session) and request.claims.agent is not None

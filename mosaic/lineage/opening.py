@@ -1,0 +1,255 @@
+"""Requests whose history holds nothing that we said: they open a session, or serve the framework."""
+
+from collections import Counter
+from dataclasses import replace
+
+from mosaic.lineage import phrases
+from mosaic.lineage.canonical import words
+from mosaic.lineage.continuing import compacts, id_key
+from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
+from mosaic.lineage.placing import inside, opening, root, undecided
+from mosaic.lineage.request import Request
+from mosaic.lineage.state import Argument, Mark, Mention, OpenCall, Pool, Session
+from mosaic.records import SessionKind
+
+MIN_QUOTES = 3
+"""Texts of one session that a request must quote to count as a transcript of it; a tool-call id is worth as many."""
+LONG = 12
+"""Words from which an argument inside a longer prompt is evidence enough."""
+
+
+def argument_key(text: str) -> int:
+    """Where the tool calls are found that had exactly this argument."""
+    return hash(("argument", text))
+
+
+def task_key(text: str) -> int:
+    """Where the roots are found that opened with this text."""
+    return hash(("task", text))
+
+
+def opened(pool: Pool, request: Request) -> Placement:
+    """Where a request stands that goes on from nothing."""
+    hits = [h for h in phrases.found_in(pool, request.told) if _possible(pool, request, h)]
+    served = _auxiliary(pool, request, hits) if not request.tools and request.fresh else None
+    return (
+        served
+        or _spawn(pool, request, _exact(pool, request), exact=True)
+        or _compaction(pool, request, hits)
+        or _claimed(pool, request)
+        or _transcript(pool, request, hits)
+        or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
+        or _recast(pool, request, hits)
+        or _awaited(pool, request)
+        or root(pool, request)
+    )
+
+
+def _possible(pool: Pool, request: Request, mark: Mark) -> bool:
+    mine, theirs = request.claims.trajectory, pool.sessions[mark.session_id].claims.trajectory
+    return mine is None or theirs is None or mine == theirs
+
+
+def _exact(pool: Pool, request: Request) -> list[Argument]:
+    texts = dict.fromkeys([request.first_user, *request.blocks[-8:]] if request.fresh else [])
+    if request.system_text and request.fresh:
+        texts[request.system_text] = None
+    found = [m for text in texts if text for m in pool.find(argument_key(text))]
+    return [m for m in found if isinstance(m, Argument) and _possible(pool, request, m)]
+
+
+def _spawn(pool: Pool, request: Request, found: list[Argument], *, exact: bool) -> Placement | None:
+    """The first user text is, or contains, an argument of a tool call."""
+    if not request.fresh:
+        return None
+    scored = [(_plausible(pool, request, a, exact), a) for a in found]
+    scored = [(score, a) for score, a in scored if score > 0]
+    if not scored:
+        return None
+    rank = {id(a): _rank(a, score) for score, a in scored}
+    scored.sort(key=lambda s: rank[id(s[1])])
+    score, best = scored[-1]
+    tied = [a for s, a in scored if s == score and a.length == best.length]
+    trajectories = {pool.sessions[a.session_id].trajectory_id for a in tied}
+    by_claim = [a for a in tied if pool.sessions[a.session_id].claims.agent == request.claims.parent]
+    if request.claims.parent is not None and by_claim:
+        score, best, trajectories = 0.97, by_claim[-1], {""}
+    evidence = {"tool_call": best.call.tool_call_id, "tool": best.call.tool, "exact": exact}
+    if len(trajectories) > 1:
+        return undecided(pool, request, Why(Rung.ARGUMENT, 0.5, evidence), list(tied))
+    if score < LINK_THRESHOLD:
+        if exact or request.call.trajectory_id is not None:
+            return undecided(pool, request, Why(Rung.ARGUMENT, score, evidence), list(tied))
+        return None
+    others = {a.call.tool_call_id: a for _, a in scored if a.call is not best.call}
+    rivals = tuple({"session": a.session_id, "call": a.call_id, "tool_call": i} for i, a in list(others.items())[-8:])
+    placed = opening(pool, request, SessionKind.SPAWN, best, Why(Rung.ARGUMENT, score, evidence, rivals))
+    claim(pool, placed.session_id, best.call)
+    return placed
+
+
+def _rank(argument: Argument, score: float) -> tuple[float, int, bool, bool]:
+    """Surest, longest, of an unclaimed call, of one that is open."""
+    return score, argument.length, argument.call.claimed_by is None, not argument.call.closed
+
+
+def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) -> float:
+    """How sure a spawn is by this argument alone."""
+    parent = pool.sessions[argument.session_id]
+    spawns = request.harnesses.spawns
+    known = argument.name == spawns.get(argument.call.tool, argument.name if argument.call.tool in spawns else None)
+    twin = request.same_agent(parent.system, parent.tools)
+    again = any(
+        request.same_agent(pool.sessions[m.session_id].system, pool.sessions[m.session_id].tools)
+        for m in pool.find(task_key(request.first_user))
+    )
+    if again or (argument.text == parent.first_user and twin):
+        return 0.0  # another attempt at a task that is known
+    if exact:
+        return 0.95 if not twin and not argument.call.closed else 0.85 if known or not twin else 0.5
+    covered = argument.length / max(1, len(words(request.first_user)))
+    if covered >= 0.5 or (known and argument.length >= 3) or argument.length >= LONG:
+        return 0.85 if not twin else 0.7 if known else 0.4
+    return 0.7 if request.call.trajectory_id is not None and not twin else 0.0
+
+
+def claim(pool: Pool, session_id: str, call: OpenCall) -> None:
+    """Note that a session is believed to have come from a tool call."""
+    session = pool.sessions[session_id]
+    session.claimed = call
+    call.claimed_by = session_id
+    parent = pool.sessions.get(call.session_id)
+    if parent is not None and session_id not in parent.children:
+        parent.children.append(session_id)
+
+
+def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
+    """The request opens with a summary that the policy wrote."""
+    sessions = [pool.sessions[h.session_id] for h in hits if h.call_id in _summaries(pool, h)]
+    found = list({s.session_id: s for s in sessions}.values())
+    agents = [s for s in found if s.claims.agent is not None and s.claims.agent == request.claims.agent]
+    found = agents or found
+    if not found:
+        return None
+    if len({s.trajectory_id for s in found}) > 1:
+        marks = [Mark(s.session_id, s.summaries[-1].call_id) for s in found]
+        return undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
+    session = found[-1]
+    if request.harnesses.helps_compaction(request.first_user) or (session.tools and not request.tools):
+        why = Why(Rung.SUMMARY, 0.9, {"helps": session.summaries[-1].call_id})
+        return inside(request, session, session.head_call_id, why, auxiliary="summary")
+    return compacts(pool, request, session)
+
+
+def _summaries(pool: Pool, mark: Mark) -> list[str]:
+    return [s.call_id for s in pool.sessions[mark.session_id].summaries if not s.used]
+
+
+def _claimed(pool: Pool, request: Request) -> Placement | None:
+    """What the framework's ids say where content says nothing."""
+    claims = request.claims
+    if same := pool.of_agent("agent", claims.agent):
+        session = same[-1]
+        if placed := compacts(pool, request, session):
+            return placed
+        if claims.window is not None and session.claims.window not in (None, claims.window):
+            parent = Mark(session.session_id, session.head_call_id or "")
+            return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.CLAIM, 0.85, {"window": "new"}))
+        if not request.tools and session.tools:
+            return inside(request, session, session.head_call_id, Why(Rung.CLAIM, 0.7), auxiliary="side")
+    if parents := pool.of_agent("agent", claims.parent):
+        parent = Mark(parents[-1].session_id, parents[-1].head_call_id or "")
+        return opening(pool, request, SessionKind.SPAWN, parent, Why(Rung.CLAIM, 0.85, {"parent": claims.parent}))
+    return None
+
+
+def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> Counter[str]:
+    """Session -> how much of it the request quotes."""
+    quoted: Counter[str] = Counter()
+    for session_id, _ in {(h.session_id, h.digest) for h in hits}:
+        quoted[session_id] += 1
+    for word in dict.fromkeys(w for i in request.items if i.role == "user" for w in i.text.split()):
+        found = pool.find(id_key(word.strip("\"'()[]{},:;<>")))
+        if len(found) == 1:
+            quoted[found[0].session_id] += MIN_QUOTES
+    return quoted
+
+
+def _the_most(pool: Pool, quoted: Counter[str]) -> list[Session]:
+    """The sessions of which most is quoted: one, or several in different trajectories."""
+    most = max(quoted.values(), default=0)
+    found = [pool.sessions[s] for s, n in quoted.items() if n == most]
+    return found if len({s.trajectory_id for s in found}) > 1 else found[-1:]
+
+
+def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
+    """The request offers no tools and quotes one session's history, extending none: it serves that session."""
+    if request.tools:
+        return None
+    quoted = _quoted(pool, request, hits)
+    found = _the_most(pool, quoted)
+    if not found:
+        return None
+    session, amount = found[0], quoted[found[0].session_id]
+    asks = request.harnesses.asks_for_summary(request.newest_asked) or request.harnesses.asks_for_summary(
+        request.system_text
+    )
+    if amount < (1 if asks else MIN_QUOTES):
+        return None
+    if len(found) > 1:
+        return undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), [Mark(s.session_id, "") for s in found])
+    why = Why(Rung.QUOTE, 0.9 if amount >= MIN_QUOTES else 0.75, {"quotes": amount})
+    return inside(request, session, session.head_call_id, why, auxiliary="summary")
+
+
+def _recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
+    """Another agent is told what a session said, in a history that was written anew: a handoff."""
+    said = [h for h in hits if h.sampled and not isinstance(h, Argument)]
+    quoted = _quoted(pool, request, hits)
+    found = [pool.sessions[h.session_id] for h in said if quoted[h.session_id] >= 2]
+    if not found or len({s.trajectory_id for s in found}) > 1 or not request.tools:
+        return None
+    session = found[-1]
+    if request.same_agent(session.system, session.tools):
+        return None
+    parent = Mark(session.session_id, session.head_call_id or said[-1].call_id)
+    evidence = {"quotes": quoted[session.session_id], "recast": True}
+    return opening(pool, request, SessionKind.HANDOFF, parent, Why(Rung.QUOTE, 0.8, evidence))
+
+
+def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
+    """The request reads like one of the calls that frameworks make for themselves."""
+    kind = request.harnesses.auxiliary(request.system_text, request.asked())
+    if kind is None:
+        return None
+    same = pool.of_agent("agent", request.claims.agent)
+    why = Why(Rung.PATTERN, 0.95 if same else 0.85, {"kind": kind})
+    quoted = {h.session_id for h in hits}
+    roots = [pool.sessions[s] for s in quoted]
+    if same or len({s.trajectory_id for s in roots}) == 1:
+        session = (same or roots)[-1]
+        return inside(request, session, session.head_call_id, why, auxiliary=kind)
+    if request.call.trajectory_id is not None and pool.sessions:
+        session = next(iter(pool.sessions.values()))
+        return inside(request, session, session.head_call_id, why, auxiliary=kind)
+    placed = opening(pool, request, SessionKind.ROOT, None, why)
+    session = pool.sessions[placed.session_id]
+    session.pending = f" {' '.join(request.told)} "
+    pool.pending[session.session_id] = None
+    return replace(placed, auxiliary=kind, names_task=False)
+
+
+def _awaited(pool: Pool, request: Request) -> Placement | None:
+    """The session for which an auxiliary call (a title) came first."""
+    wanted = f" {' '.join(words(request.first_user))} "
+    waiting = [pool.sessions[s] for s in list(pool.pending)[-64:]]
+    by_claim = [s for s in waiting if s.claims.agent is not None and s.claims.agent == request.claims.agent]
+    named = request.call.trajectory_id is not None
+    found = by_claim or [s for s in waiting if named or (len(wanted) > 10 and wanted in s.pending)]
+    if not found or (not by_claim and (len(found) > 1 or pool.find(task_key(request.first_user)))):
+        return None
+    session = found[-1]
+    session.tools, session.system = request.tools, request.system_words
+    session.first_user, session.first_item = request.first_user, request.first_item
+    why = Why(Rung.CLAIM if by_claim else Rung.QUOTE, 0.95 if by_claim else 0.85, {"announced": True})
+    return inside(request, session, None, why)
