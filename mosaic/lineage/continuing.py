@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 
 from mosaic.capture import CallStatus
+from mosaic.lineage import phrases
 from mosaic.lineage.model import Placement, Rung, Why
 from mosaic.lineage.placing import inside, opening, undecided
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import Mark, Pool, Sent, Session, Summary
+from mosaic.lineage.state import Mark, Pool, Sent, Session, Summary, Written
 from mosaic.records import SessionKind
 
 MIN_TEXT = 12
@@ -37,7 +38,7 @@ def retry(pool: Pool, request: Request) -> Placement | None:
     earlier = [m for m in pool.find(request.digest) if isinstance(m, Sent)]
     if not earlier:
         return None
-    same = [m for m in earlier if _same_agent(request, pool.sessions[m.session_id])]
+    same = [m for m in earlier if same_agent(request, pool.sessions[m.session_id])]
     if len({pool.sessions[m.session_id].trajectory_id for m in same}) != 1:
         return None
     sent = same[-1]
@@ -70,22 +71,27 @@ def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placeme
     heads = [e for e in found if pool.sessions[e.session_id].head_call_id == e.call_id]
     end = (heads or found)[-1]
     session = pool.sessions[end.session_id]
+    # Without tool-call ids, the same words may be those of another attempt.
+    anchored = bool(request.ids) or request.call.trajectory_id is not None
+    most = 0.99 if anchored else 0.88
     asked = request.asked(k)
     if serves := _serves(request, session, end, asked):
-        return inside(request, session, end.call_id, Why(Rung.PREFIX, 0.95, evidence), auxiliary=serves)
-    emitter = _newest_emitter(pool, request)
-    if emitter is not None and emitter.session_id != end.session_id and emitter.call_id != end.call_id:
+        return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
+    emitter = _newest_emitter(pool, request, k)
+    if emitter is not None and emitter.session_id != end.session_id:
         return _edited(pool, request, emitter, {**evidence, "echo": "newer"})
     if request.other_agent(session.system, session.tools):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
-        return opening(pool, request, kind, end, Why(Rung.PREFIX, 0.9, {**evidence, "agent": "other"}))
+        return opening(pool, request, kind, end, Why(Rung.PREFIX, min(0.9, most), {**evidence, "agent": "other"}))
     if not request.ok:
-        return inside(request, session, end.call_id, Why(Rung.PREFIX, 0.97, evidence))  # nothing can go on from it
+        return inside(
+            request, session, end.call_id, Why(Rung.PREFIX, min(0.97, most), evidence)
+        )  # nothing can go on from it
     if _claims_another(request, session):
-        return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, 0.9, evidence))
+        return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, min(0.9, most), evidence))
     if session.head_call_id not in (end.call_id, None) and (emitter or end).call_id != session.head_call_id:
-        return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, 0.95, evidence))
-    return inside(request, session, end.call_id, Why(Rung.PREFIX, 0.99, evidence))
+        return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, min(0.95, most), evidence))
+    return inside(request, session, end.call_id, Why(Rung.PREFIX, most, evidence))
 
 
 def _narrowed(pool: Pool, request: Request, ends: list[Mark], k: int) -> list[Mark]:
@@ -98,7 +104,7 @@ def _narrowed(pool: Pool, request: Request, ends: list[Mark], k: int) -> list[Ma
             ends = [e for e in ends if e.call_id in known] or ends if known else ends
             at -= 1
     if len(ends) > 1:
-        ends = [e for e in ends if _same_agent(request, pool.sessions[e.session_id])] or ends
+        ends = [e for e in ends if same_agent(request, pool.sessions[e.session_id])] or ends
     if len(ends) > 1 and request.ids:  # ids further up in the history
         sessions = {m.session_id for i in request.ids for m in pool.find(id_key(i))}
         ends = [e for e in ends if e.session_id in sessions] or ends
@@ -128,7 +134,7 @@ def echo(pool: Pool, request: Request) -> Placement | None:
     said = [i.text for i in request.items if i.role == "assistant" and len(i.text) >= MIN_TEXT][-LOOK_BACK:]
     for text in reversed(said):
         found = [e for e in pool.find(reply_key(text)) if _same_trajectory(request, pool.sessions[e.session_id])]
-        found = [e for e in found if _same_agent(request, pool.sessions[e.session_id])] or found
+        found = [e for e in found if same_agent(request, pool.sessions[e.session_id])] or found
         if len({pool.sessions[e.session_id].trajectory_id for e in found}) > 1:
             return undecided(pool, request, Why(Rung.ECHO, 0.5, {"echo": "text"}), found)
         if found:
@@ -155,15 +161,23 @@ def _edited(pool: Pool, request: Request, emitter: Mark, evidence: dict[str, obj
 
 def compacts(pool: Pool, request: Request, session: Session) -> Placement | None:
     """The request opens a session with a summary of `session`, whose newest rounds may follow it."""
-    open_ = [s for s in session.summaries if not s.used]
-    if not open_ or not (request.tools or not session.tools):
+    if session.tools and not request.tools:
         return None
+    open_ = [s for s in session.summaries if not s.used]
     told = f" {' '.join(request.told)} "
     carried = [s for s in open_ if any(f" {core} " in told for core in s.cores)]
+    if not carried and request.ids and (stray := _stray_summary(pool, request, session)):
+        evidence = {"summary_elsewhere": stray.call_id, "kept": True}
+        parent = Mark(session.session_id, session.head_call_id or "")
+        return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, 0.85, evidence))
+    if not open_:
+        return None
     if not carried and request.first_item == session.first_item:
         return None
     used = carried or open_[-1:]
-    score = 0.97 if carried else 0.8
+    # Without tool-call ids, the same words may be those of an attempt whose summary is not known.
+    anchored = bool(session.calls) or request.call.trajectory_id is not None
+    score = 0.97 if carried and anchored else 0.85 if carried else 0.8
     evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
     newest: Summary = used[-1]
     parent = Mark(session.session_id, newest.call_id)
@@ -175,24 +189,33 @@ def compacts(pool: Pool, request: Request, session: Session) -> Placement | None
     return replace(placed, confirmed=tuple(s.call_id for s in used))
 
 
-def _newest_emitter(pool: Pool, request: Request) -> Mark | None:
-    """The call that emitted the newest tool-call id in the request's history, if only one call emitted that id."""
+def _stray_summary(pool: Pool, request: Request, session: Session) -> Mark | None:
+    """A summary that stands in the request and was written in a call that nothing links to a session."""
+    for mark in phrases.found_in(pool, request.told):
+        if isinstance(mark, Written) and mark.session_id in pool.pending and mark.session_id != session.session_id:
+            return mark
+    return None
+
+
+def _newest_emitter(pool: Pool, request: Request, after: int = -1) -> Mark | None:
+    """The call that emitted the newest tool-call id beyond item `after`, if only one call emitted that id."""
     looked = 0
-    for item in reversed(request.items):
+    for item in reversed(request.items[after + 1 :]):
         ids = [item.tool_call_id] if item.tool_call_id else []
         if item.role == "assistant" and looked < LOOK_BACK and "[" in item.text:
             looked += 1
             ids = list(reversed(_ID.findall(item.text[-4000:])))
         for tool_call_id in ids:
             if found := pool.find(id_key(tool_call_id)):
-                agents = [m for m in found if _same_agent(request, pool.sessions[m.session_id])] or found
+                agents = [m for m in found if same_agent(request, pool.sessions[m.session_id])] or found
                 if len({m.session_id for m in agents}) == 1:
                     return agents[-1]
                 return None
     return None
 
 
-def _same_agent(request: Request, session: Session) -> bool:
+def same_agent(request: Request, session: Session) -> bool:
+    """Whether the framework's ids allow that a request is of a session's agent."""
     mine, theirs = request.claims.agent, session.claims.agent
     return mine is None or theirs is None or mine == theirs
 
@@ -204,4 +227,4 @@ def _same_trajectory(request: Request, session: Session) -> bool:
 
 def _claims_another(request: Request, session: Session) -> bool:
     """Whether an agent that was never seen goes on with the history of another."""
-    return not _same_agent(request, session) and request.claims.agent is not None
+    return not same_agent(request, session) and request.claims.agent is not None

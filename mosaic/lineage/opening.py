@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mosaic.lineage import phrases
 from mosaic.lineage.canonical import words
-from mosaic.lineage.continuing import compacts, id_key
+from mosaic.lineage.continuing import compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import inside, opening, root, undecided
 from mosaic.lineage.request import Request
@@ -36,11 +36,12 @@ def opened(pool: Pool, request: Request) -> Placement:
         served
         or _spawn(pool, request, _exact(pool, request), exact=True)
         or _compaction(pool, request, hits)
-        or _claimed(pool, request)
         or _transcript(pool, request, hits)
+        or _claimed(pool, request)
         or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
         or _recast(pool, request, hits)
         or _awaited(pool, request)
+        or _stray(pool, request)
         or root(pool, request)
     )
 
@@ -136,7 +137,7 @@ def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
         return undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
     session = found[-1]
     if request.harnesses.helps_compaction(request.first_user) or (session.tools and not request.tools):
-        why = Why(Rung.SUMMARY, 0.9, {"helps": session.summaries[-1].call_id})
+        why = Why(Rung.SUMMARY, 0.9 if session.calls else 0.85, {"helps": session.summaries[-1].call_id})
         return inside(request, session, session.head_call_id, why, auxiliary="summary")
     return compacts(pool, request, session)
 
@@ -156,7 +157,8 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
             parent = Mark(session.session_id, session.head_call_id or "")
             return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.CLAIM, 0.85, {"window": "new"}))
         if not request.tools and session.tools:
-            return inside(request, session, session.head_call_id, Why(Rung.CLAIM, 0.7), auxiliary="side")
+            kind = "summary" if _asks(request) else "side"
+            return inside(request, session, session.head_call_id, Why(Rung.CLAIM, 0.7), auxiliary=kind)
     if parents := pool.of_agent("agent", claims.parent):
         parent = Mark(parents[-1].session_id, parents[-1].head_call_id or "")
         return opening(pool, request, SessionKind.SPAWN, parent, Why(Rung.CLAIM, 0.85, {"parent": claims.parent}))
@@ -191,15 +193,24 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     if not found:
         return None
     session, amount = found[0], quoted[found[0].session_id]
-    asks = request.harnesses.asks_for_summary(request.newest_asked) or request.harnesses.asks_for_summary(
-        request.system_text
-    )
-    if amount < (1 if asks else MIN_QUOTES):
+    if amount < (2 if _asks(request) else MIN_QUOTES):
         return None
     if len(found) > 1:
         return undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), [Mark(s.session_id, "") for s in found])
     why = Why(Rung.QUOTE, 0.9 if amount >= MIN_QUOTES else 0.75, {"quotes": amount})
     return inside(request, session, session.head_call_id, why, auxiliary="summary")
+
+
+def _asks(request: Request) -> bool:
+    asks = request.harnesses.asks_for_summary
+    return asks(request.newest_asked) or asks(request.system_text)
+
+
+def _stray(pool: Pool, request: Request) -> Placement | None:
+    """A request for a summary of something that is not known: no attempt, but its answer may come back in one."""
+    if request.tools or request.call.trajectory_id is not None or not (request.system_text and _asks(request)):
+        return None
+    return _waiting(pool, request, "summary", Why(Rung.PATTERN, 0.7, {"kind": "summary"}))
 
 
 def _recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
@@ -225,13 +236,18 @@ def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
     same = pool.of_agent("agent", request.claims.agent)
     why = Why(Rung.PATTERN, 0.95 if same else 0.85, {"kind": kind})
     quoted = {h.session_id for h in hits}
-    roots = [pool.sessions[s] for s in quoted]
+    roots = [pool.sessions[s] for s in quoted if same_agent(request, pool.sessions[s])]
     if same or len({s.trajectory_id for s in roots}) == 1:
         session = (same or roots)[-1]
         return inside(request, session, session.head_call_id, why, auxiliary=kind)
     if request.call.trajectory_id is not None and pool.sessions:
         session = next(iter(pool.sessions.values()))
         return inside(request, session, session.head_call_id, why, auxiliary=kind)
+    return _waiting(pool, request, kind, why)
+
+
+def _waiting(pool: Pool, request: Request, kind: str, why: Why) -> Placement:
+    """An auxiliary call whose session is not there (yet)."""
     placed = opening(pool, request, SessionKind.ROOT, None, why)
     session = pool.sessions[placed.session_id]
     session.pending = f" {' '.join(request.told)} "
@@ -242,7 +258,7 @@ def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
 def _awaited(pool: Pool, request: Request) -> Placement | None:
     """The session for which an auxiliary call (a title) came first."""
     wanted = f" {' '.join(words(request.first_user))} "
-    waiting = [pool.sessions[s] for s in list(pool.pending)[-64:]]
+    waiting = [s for i in list(pool.pending)[-64:] if same_agent(request, s := pool.sessions[i])]
     by_claim = [s for s in waiting if s.claims.agent is not None and s.claims.agent == request.claims.agent]
     named = request.call.trajectory_id is not None
     found = by_claim or [s for s in waiting if named or (len(wanted) > 10 and wanted in s.pending)]

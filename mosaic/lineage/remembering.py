@@ -67,7 +67,7 @@ def _note_choice(pool: Pool, request: Request, session: Session, auxiliary: str 
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
         _note_quotes(pool, session, call_id, [i for i in said if i.role == "assistant"], sampled=True)
-    elif auxiliary == "summary" and text and not calls:
+    elif auxiliary in ("summary", "side") and text and not calls:
         _note_summary(pool, session, call_id, request.call.choices[0].message.get("content"))
 
 
