@@ -190,7 +190,10 @@ def _until(log: Path, process: subprocess.Popen[bytes], ready: Callable[[], bool
 
 
 def _measure(target: Target, clients: int, kind: str, seconds: float) -> Measured:
-    """One run of the clients; afterwards every answer that they got must be an exact row."""
+    """One run of the clients; once the writer has caught up, every answer that they got must be an exact row.
+
+    `calls_per_s` counts answers, each durable before it ended; `stored_per_s` has the catching up in its time.
+    """
     rows, exact = target.rows()
     before = target.cpu_s()
     arguments = ["--port", str(target.port), "--clients", str(clients), "--seconds", str(seconds)]
@@ -201,6 +204,10 @@ def _measure(target: Target, clients: int, kind: str, seconds: float) -> Measure
     writers, others = (1e6 * (b - a) / max(1, measured["answers"]) for a, b in zip(before, target.cpu_s(), strict=True))
     measured["target_cpu_us_per_call"] = others
     if target.database is not None:
+        measured["behind"] = measured["answers"] - (target.rows()[0] - rows)
+        measured["behind_s"] = _caught_up(target, rows + int(measured["answers"]))
+        calls_s = measured["answers"] / measured["calls_per_s"]
+        measured["stored_per_s"] = measured["answers"] / (calls_s + measured["behind_s"])
         measured["writer_cpu_us_per_call"] = writers
         now_rows, now_exact = target.rows()
         measured["missing"] = abs(measured["answers"] - (now_rows - rows))
@@ -208,14 +215,23 @@ def _measure(target: Target, clients: int, kind: str, seconds: float) -> Measure
     return measured
 
 
+def _caught_up(target: Target, rows: int) -> float:
+    """Seconds until the database holds all that clients have been answered; the journal has had it all along."""
+    began = time.monotonic()
+    while target.rows()[0] < rows and time.monotonic() < began + START_S:
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
 def _throughput_bars(runs: dict[str, list[Measured]]) -> dict[str, Bar]:
     on = [run["calls_per_s"] for run in runs["sqlite whole 32"]]
+    stored = [run["stored_per_s"] for run in runs["sqlite whole 32"]]
     latency = zip(runs["sqlite whole 1"], runs["direct whole 1"], strict=True)
     wrong = [
         sum(run["errors"] + run.get("missing", 0) + run.get("inexact", 0) for run in group) for group in runs.values()
     ]
     bars = {
-        "recorded_calls": Bar("calls/s", ">= 1500", "32 clients, SQLite, all on this machine", on),
+        "recorded_calls": Bar("calls/s", ">= 1500", "32 clients, SQLite, all on this machine; in the database", stored),
         "added_latency": Bar(
             "ms", "<= 3", "one client, p50, without the proxy", [a["p50_ms"] - b["p50_ms"] for a, b in latency]
         ),
@@ -223,7 +239,7 @@ def _throughput_bars(runs: dict[str, list[Measured]]) -> dict[str, Bar]:
     }
     if off := runs.get("off whole 32"):
         ratios = [value / run["calls_per_s"] for value, run in zip(on, off, strict=True)]
-        bars["recording_on_to_off"] = Bar("ratio", ">= 0.70", "recording off, 32 clients, SQLite", ratios)
+        bars["recording_on_to_off"] = Bar("ratio", ">= 0.70", "answers with recording off, 32 clients, SQLite", ratios)
     return bars
 
 

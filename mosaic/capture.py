@@ -10,6 +10,22 @@ from typing import Any
 
 from mosaic.records import IdArray, LogprobArray, Message
 
+Spans = tuple[tuple[int, int, int], ...]
+"""(policy version, first token, end) over the tokens of a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """What exact prefix mode made of a call (DESIGN.md §5)."""
+
+    kind: str
+    """`exact`: the engine's rendering had the sampled ids already (or nothing was sampled before). `spliced`: they were
+    put into it. `fell_back`: the last reply in the prompt is not the ids that were sampled, or nobody knows."""
+    reason: str | None = None
+    """Why it fell back."""
+    versions: tuple[tuple[int, Spans], ...] = ()
+    """(choice, its versions) where the engine named them."""
+
 
 class CallStatus(StrEnum):
     """How a call ended."""
@@ -77,6 +93,8 @@ class CapturedCall:
     error: str | None = None
     """One line on what went wrong, for failed and aborted calls."""
     streamed: bool = False
+    fidelity: Fidelity | None = None
+    """None in capture mode."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Request headers that frameworks use for their ids; never credentials."""
 

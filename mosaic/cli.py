@@ -107,11 +107,21 @@ def trajectories(
 def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
     """Show a trajectory's tree of sessions: kind, calls, tokens, and why each session stands where it stands."""
     store = _store(database)
-    found, links = store.trajectory(trajectory), store.links(trajectory)
+    found, links, made = store.trajectory(trajectory), store.links(trajectory), store.fidelity(trajectory)
     if as_json:
-        print_json({"trajectory_id": trajectory, "reward": found.reward, "state": found.state, "sessions": links})
+        print_json(
+            {
+                "trajectory_id": trajectory,
+                "reward": found.reward,
+                "state": found.state,
+                "sessions": links,
+                "fidelity": made,
+            }
+        )
         return
     Console().print(_tree(found, links))
+    if made:
+        typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
 
 
 def _tree(trajectory: Trajectory, links: list[dict[str, Any]]) -> Tree:

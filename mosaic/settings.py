@@ -7,7 +7,7 @@ and `MOSAIC_TRAIN__LEARNING_RATE` in the environment.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
@@ -82,6 +82,15 @@ class Settings(BaseSettings):
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."
     )
+    fidelity: Literal["capture", "exact"] = Field(
+        "capture", description="exact keeps sampled ids in prompts, token in, token out (vLLM's --enable-scale-out)."
+    )
+    exact_reasoning: Literal["keep", "drop"] = Field(
+        "keep", description="Reasoning that history lacks: keep what was sampled, or drop it as the template does."
+    )
+    exact_memory_bytes: int = Field(
+        256 * 2**20, ge=0, description="Memory of one worker for what was sampled lately, in exact mode."
+    )
     max_calls: int = Field(4096, ge=1, description="Calls that one worker has open at most; more get 503.")
     engine_wait_s: float = Field(30.0, ge=0, description="Seconds that calls wait for an engine that does not listen.")
     ping_s: float = Field(5.0, ge=0, description="Seconds of silence after which a stream gets a keep-alive; 0: never.")
@@ -89,6 +98,9 @@ class Settings(BaseSettings):
     record: bool = Field(True, description="False forwards calls and records nothing.")
     writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")
     store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer may wait for the database, then spools.")
+    commit_first: bool = Field(
+        False, description="Answers wait for the database, not for the journal alone; always so with several workers."
+    )
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to reach the engine.")
     reward_window_s: float = Field(
         7 * 24 * 3600.0,
@@ -101,6 +113,12 @@ class Settings(BaseSettings):
     workers: int = Field(1, ge=1, le=64, description="Proxy processes that serve the port together.")
     drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether a call must be in the database before its answer ends: else another worker, asked next by the same
+        agent, would not know of it."""
+        return self.commit_first or self.workers > 1
 
     @field_validator("upstream")
     @classmethod

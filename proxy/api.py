@@ -34,9 +34,28 @@ class EndIn(BaseModel):
     reason: str = Field("api", max_length=200, description="Why; counted.")
 
 
+class Problem(BaseModel):
+    """What went wrong, and what to do next."""
+
+    message: str
+    type: str
+
+
+class Refusal(BaseModel):
+    """Every error of the control API."""
+
+    error: Problem
+
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Refusal} for status in (400, 401, 404, 405, 408, 413, 422, 500, 507)
+}
+"""What any control route may answer besides its own."""
+
+
 def router(settings: Settings, store: Store, recorder: Recorder, journal: Journal) -> APIRouter:
     """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
-    api = APIRouter(prefix="/api")
+    api = APIRouter(prefix="/api", responses=REFUSALS)
 
     @api.post("/trajectories/{trajectory_id}/reward")
     def give_reward(trajectory_id: str, given: RewardIn) -> dict[str, Any]:
@@ -65,7 +84,7 @@ def router(settings: Settings, store: Store, recorder: Recorder, journal: Journa
         """What the recorder did, the counters and the live policy version."""
         version, path = store.policy()
         return {
-            "recorder": {"alive": recorder.alive(), **asdict(recorder.health)},
+            "recorder": {"alive": recorder.alive(), "waiting": recorder.waiting(), **asdict(recorder.health)},
             "journal_failures": journal.failures,
             "spooled_calls_waiting": waiting_calls(settings.spool),
             "counters": store.counters(),

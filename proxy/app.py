@@ -21,14 +21,18 @@ from mosaic.settings import Settings, load
 from mosaic.store import Store
 from proxy import api, maintenance, metrics
 from proxy.access import check_bind, check_key
+from proxy.exchange import headers_of
 from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Send, send_whole
 from proxy.routes import ModelPath, Scope, read_all
 from proxy.upstream import Upstream
+from proxy.writer import COLLECT_AFTER
 
 MAX_CONTROL_BYTES = 2**20
 """Largest body that a control route takes."""
+CALLS_SHOWN = "/api/trajectories"
+"""Control routes that show or change what calls have become: all that have ended must be in the database first."""
 
 
 class Application:
@@ -38,7 +42,7 @@ class Application:
         self._settings = settings
         self._store = Store(settings.database, settings.reward_window_s)
         self._recorder = Recorder(settings)
-        self._journal = Journal(settings.spool)
+        self._journal = Journal(settings.spool, syncs=not settings.waits_for_commit)
         self._model_path: ModelPath | None = None
         self._control = self._make_control()
 
@@ -56,7 +60,7 @@ class Application:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The control routes: nothing is read or looked up before the key is known to be good."""
-        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        headers = headers_of(scope["headers"])
         try:
             check_key(self._settings, headers)
             body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))
@@ -69,6 +73,8 @@ class Application:
         async def again() -> MutableMapping[str, Any]:
             return next(given, None) or await receive()
 
+        if scope["path"].startswith(CALLS_SHOWN):
+            await self._recorder.caught_up()
         await self._control(scope, again, send)
 
     @asynccontextmanager
@@ -79,6 +85,7 @@ class Application:
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*COLLECT_AFTER)
         try:
             async with maintenance.running(self._store, self._settings):
                 yield

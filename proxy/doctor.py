@@ -18,6 +18,7 @@ LOUD = {
     "rejected_calls": "Look at rejected.jsonl in the spool folder, and report it as a fault of Mosaic's.",
     "spool_calls_unreadable": "A crash cut spool files short; the calls before the cut are stored.",
     "inexact_calls": "Calls that cannot be trained, by reason; few are normal (aborted, failed), many are not.",
+    "exact_mode_fallbacks": "Calls whose prompt is not what was sampled before, by reason; see docs/fidelity.md.",
     "unlinked_sessions": "Sessions that nothing links to their trajectory; see `mosaic show`.",
     "late_rewards": "Rewards that came after the trajectory was settled; see reward_window_s.",
     "left_out_of_training": "What training jobs left out, by reason.",

@@ -2,14 +2,15 @@
 
 import secrets
 import time
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from adapters.wires.wire import Context, Opened, Wire
-from mosaic.capture import CallStatus
+from mosaic.capture import CallStatus, Fidelity
 from mosaic.errors import RequestError
 from proxy.access import client_of, is_secret
 from proxy.journal import Entry
@@ -38,6 +39,18 @@ _ID_HEADERS = (
 """Headers in which frameworks send their ids; nothing else of a client's headers is kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What a request says besides its body."""
+
+    headers: dict[str, str]
+    query: str
+    """What of its query string goes on to the engine, with its question mark."""
+    trajectory_id: str | None
+    attribution: str
+    """What named the trajectory."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """A call on its way through the proxy."""
@@ -48,6 +61,8 @@ class Exchange:
     """The request's headers; of these only what `origin` holds is kept."""
     opened: Opened
     target: Target
+    query: str
+    """What goes on of the request's query string, with its question mark."""
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     """(Unix seconds, bytes) of the engine's answer as they came."""
     event_stream: bool = False
@@ -57,6 +72,8 @@ class Exchange:
     error: str | None = "the client left before the answer ended"
     entry: Entry | None = None
     """Its place in the journal of calls in flight."""
+    fidelity: Fidelity | None = None
+    """What exact prefix mode made of it."""
 
     @property
     def call_id(self) -> str:
@@ -78,7 +95,37 @@ class Exchange:
             http_status=self.http_status,
             error=self.error,
             ended_at=time.time(),
+            fidelity=self.fidelity,
         )
+
+
+def headers_of(lines: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """A request's headers; the values of one that is repeated are joined (RFC 9110, section 5.3)."""
+    headers: dict[str, str] = {}
+    for raw, value in lines:
+        name = raw.decode("latin-1").lower()
+        headers[name] = f"{headers[name]}, {_text(value)}" if name in headers else _text(value)
+    return headers
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def query_of(raw: bytes, wire: Wire) -> str:
+    """What goes on of a request's query string, with its question mark: no credential, and not Anthropic's `beta` where
+    the engine's wire is another."""
+    kept = [
+        part
+        for part in raw.decode("latin-1").split("&")
+        if (name := urllib.parse.unquote(part.partition("=")[0]).lower())
+        and not is_secret(name)
+        and not (wire.translated and name == "beta")
+    ]
+    return "?" + "&".join(kept) if kept else ""
 
 
 def read_body(raw: bytes) -> dict[str, Any]:
@@ -123,12 +170,24 @@ def origin_of(
         trajectory_id=trajectory_id,
         attribution=attribution,
         client=client_of(headers),
-        task_key=headers.get("x-mosaic-task"),
+        task_key=_task_key(headers.get("x-mosaic-task")),
         retry_count=_integer(headers.get("x-stainless-retry-count")),
         trained=target.trained,
         headers={k: v for k, v in headers.items() if _kept(k)},
         started_at=now,
     )
+
+
+def _task_key(given: str | None) -> str | None:
+    """A task's key from its header, which may hold more than ASCII as UTF-8 or percent-encoded (RFC 8187 or plain)."""
+    if given is None:
+        return None
+    charset, quotes, encoded = given.partition("''")
+    try:
+        key = urllib.parse.unquote(encoded if quotes and charset.lower() == "utf-8" else given, errors="strict")
+    except UnicodeDecodeError:
+        return given
+    return key if key.isprintable() else given
 
 
 def _kept(name: str) -> bool:

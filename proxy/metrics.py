@@ -29,8 +29,10 @@ class _Collector:
             if isinstance(value, int):
                 yield CounterMetricFamily(f"mosaic_recorder_{name}", f"Calls {name} by this worker.", value)
         yield GaugeMetricFamily("mosaic_writer_up", "1 while the writer runs.", int(self._recorder.alive()))
-        waiting = waiting_calls(self._settings.spool)
-        yield GaugeMetricFamily("mosaic_spooled_calls", "Calls that wait for the database.", waiting)
+        waiting = self._recorder.waiting()
+        yield GaugeMetricFamily("mosaic_waiting_calls", "Calls on their way to the database.", waiting)
+        spooled = waiting_calls(self._settings.spool)
+        yield GaugeMetricFamily("mosaic_spooled_calls", "Calls that the database could not take yet.", spooled)
         yield GaugeMetricFamily("mosaic_policy_version", "The live policy version.", self._store.policy()[0])
         counters = CounterMetricFamily("mosaic_events", "The store's counters.", labels=["name", "reason"])
         for name, reasons in self._store.counters().items():

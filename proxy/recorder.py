@@ -1,6 +1,8 @@
-"""Hands calls to the writer before their last byte leaves, and spools what it cannot take.
+"""Hands calls to the writer, lets their last bytes go once they are durable, and spools what the writer cannot take.
 
-The model path waits for the writer at most `store_wait_s`, and not at all while it is known to refuse; a failure in
+A call is durable once the journal has it on disk; the writer follows, many calls at a time. Only a writer that has
+fallen behind far, or a disk that refuses the journal, makes the model path wait for the writer too: at most
+`store_wait_s`, and not at all while it is known to refuse. With `commit_first` every call waits for it. A failure in
 here never reaches a client. Once a call is handed over it is committed or spooled even if nobody waits for it any more.
 While calls are spooled, later ones follow them into the spool, so that all reach the store in the order in which they
 ended. What can be neither is counted and logged, loudly.
@@ -9,31 +11,30 @@ ended. What can be neither is counted and logged, loudly.
 import asyncio
 import contextlib
 import itertools
-import os
 import socket
-import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import orjson
 import structlog
 
+from mosaic.capture import CallStatus
 from mosaic.settings import Settings
 from proxy import frames, journal, owned
+from proxy.beside import CLOSE_S, writer_at
 from proxy.spool import Spool, spooled_ids
 from proxy.trace import Trace, encode
-from proxy.writer import Writer
 
 MAX_PENDING_BYTES = 256 * 2**20
 """Bytes of calls that may wait for the writer; beyond that they are spooled at once."""
+MAX_BEHIND_BYTES = 64 * 2**20
+"""Bytes of calls from which new ones wait for the writer, as if the journal had not taken them."""
+GATHER_S = 0.05
+"""Seconds in which calls that nobody waits for are gathered for the writer: fewer, larger transactions."""
 RETRY_S = 1.0
 """Seconds after a refusal before the writer is tried again."""
-CLOSE_S = 5.0
-"""Seconds that the writer gets to end; what it then still holds is spooled."""
 START_S = 15.0
 """Seconds that the first writer gets to be there before calls are served."""
 STUCK_S = 60.0
@@ -59,7 +60,9 @@ class Health:
     unreadable: int = 0
     """Calls that it had in flight and that cannot be read; their journal is kept as `damaged-...`."""
     lost: int = 0
-    """Calls that neither the writer nor the spool took."""
+    """Calls that neither the writer nor the spool took, nor the journal."""
+    left_in_journal: int = 0
+    """Calls that neither took and that the journal keeps, for the next process to store."""
     refusals: int = 0
     """Times that the writer refused calls or died."""
     last_error: str | None = None
@@ -73,24 +76,31 @@ class _Pending:
     """The encoded call."""
     then: Callable[[], None]
     done: "asyncio.Future[None]"
+    """Done once it is committed or spooled, or lost for good."""
+    released: "asyncio.Future[None]"
     """What the model path waits for; it is cancelled when nobody waits any more."""
     due: float
     """Time on the loop's clock at which it is spooled if the writer has not answered."""
+    journaled: bool = False
+    """Durable without the writer's answer."""
     spooling: bool = False
-    settled: bool = False
 
     @property
     def size(self) -> int:
         """Bytes."""
         return sum(map(len, self.parts))
 
+    def release(self) -> None:
+        """Whoever waits may go on."""
+        if not self.released.done():
+            self.released.set_result(None)
+
     def settle(self, durable: bool = True) -> None:
-        """The call is durable (or lost for good): whoever waits may go on."""
-        if self.settled:
+        """Nothing is left to do for the call."""
+        if self.done.done():
             return
-        self.settled = True
-        if not self.done.done():
-            self.done.set_result(None)
+        self.done.set_result(None)
+        self.release()
         if durable:
             self.then()
 
@@ -140,7 +150,7 @@ class Recorder:
         with contextlib.suppress(TimeoutError):  # a writer that takes longer is gone without, for now
             await asyncio.wait_for(self._ready.wait(), START_S)
         for left in left_behind:
-            self.health.interrupted += len(left.calls)
+            self.health.interrupted += sum(call.status is CallStatus.INTERRUPTED for call in left.calls)
             self.health.unreadable += left.unreadable
             await asyncio.gather(*(self.record(trace) for trace in left.calls))
             await asyncio.to_thread(owned.set_aside if left.unreadable else owned.remove, *left.file)
@@ -160,19 +170,39 @@ class Recorder:
                 for left in found
             ]
 
-    async def record(self, trace: Trace, then: Callable[[], None] = lambda: None) -> None:
-        """Return once the call is durable: committed, or spooled. Never raises on a store failure.
+    async def record(
+        self,
+        trace: Trace,
+        then: Callable[[], None] = lambda: None,
+        journaled: "asyncio.Future[bool] | None" = None,
+    ) -> None:
+        """Return once the call is durable: in the journal, committed, or spooled. Never raises on a store failure.
 
-        `then` is called once it is durable, also when nobody waits for this any more.
+        `then` is called once the journal need not keep it, also when nobody waits for this any more. `journaled`
+        becomes true when the journal has it on disk.
         """
         parts = encode(trace)
         size = sum(map(len, parts))
         due = self._loop.time() + self._wait_s + size / BYTES_A_SECOND
-        pending = _Pending(parts, then, self._loop.create_future(), due)
+        pending = _Pending(parts, then, self._loop.create_future(), self._loop.create_future(), due)
+        if journaled is not None:
+            journaled.add_done_callback(lambda done: self._journaled(pending, done.result()))
         head = frames.head(b"C", 0, parts) if size < LARGE else await asyncio.to_thread(frames.head, b"C", 0, parts)
         if not (self._open.is_set() and not self._behind and self._send(pending, head)):
             self._task(self._deliver(pending, head))
-        await pending.done
+        await pending.released
+
+    def _journaled(self, pending: _Pending, durable: bool) -> None:
+        pending.journaled = durable
+        if durable and self._pending_bytes < MAX_BEHIND_BYTES:
+            pending.release()
+
+    async def caught_up(self) -> None:
+        """Return once all that was recorded until now is in the database, or cannot be for the moment."""
+        self._flush()
+        waiting = [pending.done for pending in self._pending.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._wait_s)
 
     async def _deliver(self, pending: _Pending, head: bytes) -> None:
         """To the writer as soon as calls are not held back, else into the spool."""
@@ -188,10 +218,13 @@ class Recorder:
             await asyncio.sleep(self._wait_s / 10)
             now = self._loop.time()
             waited = [p for p in self._pending.values() if p.due < now and not p.spooling]
-            if waited:
-                self._refused("the writer did not answer in time")
             for pending in waited:
-                self._task(self._to_spool(pending))
+                if pending.journaled:
+                    pending.release()
+                else:
+                    self._task(self._to_spool(pending))
+            if not all(pending.journaled for pending in waited):
+                self._refused("the writer did not answer in time")
             if not self._pending and not self._replays:
                 self._answered_at = now
             elif now - self._answered_at > STUCK_S:
@@ -206,6 +239,10 @@ class Recorder:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def waiting(self) -> int:
+        """Calls that are on their way to the database now."""
+        return len(self._pending)
+
     def alive(self) -> bool:
         """Whether the writer runs."""
         return self._stream is not None
@@ -213,6 +250,7 @@ class Recorder:
     async def close(self) -> None:
         """Let the writer end what it has; what it does not take in time is spooled."""
         self._closing = True
+        self._flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await asyncio.gather(*(p.done for p in self._pending.values()), return_exceptions=True)
@@ -232,16 +270,16 @@ class Recorder:
         self._pending[number] = pending
         self._pending_bytes += pending.size
         if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        if others := self.spool.others(grown=True):
-            # This call may answer one that another worker has spooled: first theirs, then ours.
-            self._outgoing.append(frames.pack(b"F", 0, orjson.dumps([str(path) for path in others])))
+            self._loop.call_later(0.0 if self._settings.waits_for_commit else GATHER_S, self._flush)
         self._outgoing += [frames.numbered(head, number), *pending.parts]
         return True
 
     def _flush(self) -> None:
-        """All that this turn of the loop has for the writer, at once."""
-        if self._stream is not None:
+        """All that has been gathered for the writer, at once."""
+        if self._stream is not None and self._outgoing:
+            if others := self.spool.others(grown=True):
+                # These calls may answer some that another worker has spooled: first theirs, then ours.
+                self._stream.write(frames.pack(b"F", 0, orjson.dumps([str(path) for path in others])))
             self._stream.writelines(self._outgoing)
         self._outgoing.clear()
 
@@ -260,7 +298,7 @@ class Recorder:
         with ours, theirs:
             for side in (ours, theirs):
                 side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
-            async with _running(theirs, self._settings) as self._end_writer:
+            async with writer_at(theirs, self._settings) as self._end_writer:
                 reader, self._stream = await asyncio.open_connection(sock=ours)
                 try:
                     await self._read(reader)
@@ -306,7 +344,7 @@ class Recorder:
 
     async def _to_spool(self, pending: _Pending) -> None:
         """Together with all others that have come to be spooled meanwhile: one fsync makes them durable."""
-        if pending.spooling or pending.settled:
+        if pending.spooling or pending.done.done():
             return
         pending.spooling = True
         self._queued += 1
@@ -327,14 +365,21 @@ class Recorder:
                 for pending in batch:
                     await self._append([pending])
                 return
-            self.health.lost += 1
-            self.health.last_error = f"{type(error).__name__}: {error}"
-            log.error("call LOST: neither writer nor spool took it", error=str(error))
-            batch[0].settle(durable=False)
+            self._not_spooled(batch[0], error)
         else:
             self.health.spooled += len(batch)
             for pending in batch:
                 pending.settle()
+
+    def _not_spooled(self, pending: _Pending, error: OSError) -> None:
+        self.health.last_error = f"{type(error).__name__}: {error}"
+        if pending.journaled:
+            self.health.left_in_journal += 1
+            log.error("call not stored before the next start: only the journal has it", error=str(error))
+        else:
+            self.health.lost += 1
+            log.error("call LOST: neither writer nor spool took it", error=str(error))
+        pending.settle(durable=False)
 
     async def _keep_replaying(self) -> None:
         """While calls wait in the spool, ask the writer again and again to bring them in."""
@@ -373,38 +418,3 @@ class Recorder:
             if hold:
                 release.cancel()
             self._open.set()
-
-
-@contextlib.asynccontextmanager
-async def _running(connection: socket.socket, settings: Settings) -> AsyncIterator[Callable[[], None]]:
-    """A writer at the other end of `connection`: a process, or a thread where the settings say so. Yields its end."""
-    if not settings.writer_process:
-        writer = Writer(connection, settings.database, settings.spool)
-        thread = threading.Thread(target=_run_and_close, args=(writer, connection), daemon=True)
-        thread.start()
-        yield lambda: None
-        await asyncio.to_thread(thread.join, CLOSE_S)
-        return
-    environment = {**os.environ, "MOSAIC_DATABASE": settings.database, "MOSAIC_SPOOL": str(settings.spool)}
-    command = [sys.executable, "-m", "proxy.writer", str(connection.fileno())]
-    process = await asyncio.create_subprocess_exec(*command, pass_fds=[connection.fileno()], env=environment)
-    connection.close()
-    try:
-        yield partial(_kill, process)
-    finally:
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await process.wait()
-        except TimeoutError:
-            _kill(process)
-            await process.wait()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-
-
-def _run_and_close(writer: Writer, connection: socket.socket) -> None:
-    with connection:
-        writer.run()

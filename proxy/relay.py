@@ -1,14 +1,15 @@
 """Takes one call to the engine and its answer back to the client, whatever happens on either side.
 
-The engine's bytes go to the client as they come; the call is committed while the very last piece (the final event of a
-stream, or a whole body) is held back, so that nothing a client has received in full can be lost. While nothing comes,
-the client of a stream gets keep-alives. A request is sent once; only where no connection came about is it tried again.
+The engine's bytes go to the client as they come; the call is made durable while the very last piece (the final event
+of a stream, or a whole body) is held back, so that nothing a client has received in full can be lost. While nothing
+comes, the client of a stream gets keep-alives. A request is sent once; only where no connection came about is it tried
+again.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from mosaic.settings import Settings
 from proxy.exchange import Exchange
 from proxy.journal import Journal
 from proxy.recorder import Recorder
+from proxy.token_path import Made, TokenPath
 from proxy.upstream import Upstream, shown_headers
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -48,6 +50,8 @@ class Relay:
         self._upstream = upstream
         self._recorder = recorder
         self._journal = journal
+        exact = settings.fidelity == "exact" and settings.record
+        self._token_path = TokenPath(settings, upstream) if exact else None
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""
@@ -76,7 +80,9 @@ class Relay:
         if not self._settings.record:
             return
         try:
-            await self._recorder.record(exchange.trace(), lambda: self._journal.end(exchange.entry))
+            trace = exchange.trace()
+            journaled = self._journal.ended(exchange.entry, trace)
+            await self._recorder.record(trace, lambda: self._journal.done(exchange.entry), journaled)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client's answer comes first
             self._recorder.health.lost += 1
             log.error("call LOST: it could not be handed to the writer", call=exchange.call_id, error=repr(error))
@@ -94,13 +100,19 @@ class Relay:
             except (aiohttp.ClientError, TimeoutError) as error:
                 await self._failed(exchange, client, error)
 
-    async def _reach(self, exchange: Exchange) -> aiohttp.ClientResponse:
+    async def _reach(self, exchange: Exchange) -> aiohttp.ClientResponse | Made:
         """The engine's answer. While it does not listen (it is being restarted), new calls wait for it."""
         deadline = time.monotonic() + self._settings.engine_wait_s
         while True:
             try:
+                if self._token_path is not None and (made := await self._token_path.send(exchange)) is not None:
+                    return made
                 return await self._upstream.send(
-                    "POST", exchange.target, exchange.wire.upstream, exchange.opened.sent, exchange.headers
+                    "POST",
+                    exchange.target,
+                    exchange.wire.upstream + exchange.query,
+                    exchange.opened.sent,
+                    exchange.headers,
                 )
             except aiohttp.ClientConnectorError:  # nothing was sent: trying again repeats nothing
                 if time.monotonic() > deadline:
@@ -119,9 +131,12 @@ class Relay:
         message = f"the engine at {exchange.target.shown} cannot be reached ({error or type(error).__name__})."
         next_step = "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."
         body = exchange.wire.error_body(exchange.http_status, f"{message} {next_step}", "upstream_unreachable")
-        await client.whole(exchange.http_status, _json_headers(retry_after=unreachable), body)
+        headers = _json_headers(retry_after=unreachable)
+        if not unreachable:  # the engine may have acted on it: SDKs repeat a 5xx by themselves unless they are told
+            headers.append((b"x-should-retry", b"false"))
+        await client.whole(exchange.http_status, headers, body)
 
-    async def _whole(self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client") -> None:
+    async def _whole(self, exchange: Exchange, response: aiohttp.ClientResponse | Made, client: "_Client") -> None:
         body = await response.read()
         exchange.pieces.append((time.time(), body))
         if response.status != 200:
@@ -144,7 +159,7 @@ class Relay:
             await client.whole(500 if broken else 200, shown_headers(response.headers), body)
 
     async def _refused(
-        self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client", body: bytes
+        self, exchange: Exchange, response: aiohttp.ClientResponse | Made, client: "_Client", body: bytes
     ) -> None:
         """The engine's refusal in the client's wire. An overflow is named as agents know it, so that they compact."""
         exchange.ended(CallStatus.FAILED, f"engine answered {response.status}: {_said(body)}")
@@ -156,14 +171,12 @@ class Relay:
             await client.start(STREAM_HEADERS)
             await client.last(exchange.opened.shown.failed(message, code))
             return
-        headers = shown_headers(response.headers)
-        if response.status in (429, 503) and "retry-after" not in response.headers:
-            headers.append((b"retry-after", b"1"))
+        headers = answer_headers(response)
         if exchange.wire.translated or code is not None:
             body = exchange.wire.error_body(response.status, message, code)
         await client.whole(response.status, headers, body)
 
-    async def _stream(self, exchange: Exchange, response: aiohttp.ClientResponse, client: "_Client") -> None:
+    async def _stream(self, exchange: Exchange, response: aiohttp.ClientResponse | Made, client: "_Client") -> None:
         exchange.event_stream = True
         await client.start(shown_headers(response.headers))
         splitter, shown, held = EventSplitter(), exchange.opened.shown, b""
@@ -272,12 +285,34 @@ def _reset_after_the_end(shown: Shown) -> Iterator[None]:
             raise
 
 
+def answer_headers(response: aiohttp.ClientResponse | Made) -> list[tuple[bytes, bytes]]:
+    """The engine's headers; a busy one says when to come again."""
+    headers = shown_headers(response.headers)
+    if response.status in (429, 503) and "retry-after" not in response.headers:
+        headers.append((b"retry-after", b"1"))
+    return headers
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work until it ends or the client, whose request has been read, leaves."""
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_until_disconnect(receive))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not doing.done():
+            doing.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
+    if not doing.cancelled():
+        doing.result()
+
+
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _check_usable(response: aiohttp.ClientResponse) -> None:
+def _check_usable(response: aiohttp.ClientResponse | Made) -> None:
     """Raises `ClientPayloadError` for what no client may get: a way past the proxy, or bytes under a false name."""
     coding = response.headers.get("content-encoding", "identity").lower()
     if 300 <= response.status < 400:

@@ -13,16 +13,16 @@ import aiohttp
 import orjson
 
 from adapters.wires import messages
-from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire
+from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire, named_body
 from mosaic.errors import RequestError
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import agent_of
-from proxy.exchange import Exchange, affinity_of, open_request, origin_of, read_body
+from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
 from proxy.journal import Journal
 from proxy.recorder import Recorder
-from proxy.relay import Receive, Relay, Send, send_error, send_whole
-from proxy.upstream import Upstream, shown_headers
+from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
+from proxy.upstream import Upstream
 
 Scope = MutableMapping[str, Any]
 
@@ -41,12 +41,13 @@ class ModelPath:
         self._settings = settings
         self._store = store
         self._upstream = upstream
+        self._recorder = recorder
         self._relay = Relay(settings, upstream, recorder, journal)
         self._calls = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        headers = headers_of(scope["headers"])
         match = _PATH.fullmatch(scope["path"])
         rest = match["rest"].rstrip("/") if match else ""
         wire = WIRES.get(rest) or (MESSAGES if rest.startswith("messages") else CHAT)
@@ -56,14 +57,16 @@ class ModelPath:
                     f"{scope['path']} is not served.", "Use /v1/... or /t/<trajectory>/v1/...", status=404
                 )
             by_key = agent_of(self._settings, headers)
-            trajectory_id, attribution = _attribution(match["trajectory"], headers, by_key)
+            query = query_of(scope["query_string"], wire)
+            arrived = Arrived(headers, query, *_attribution(match["trajectory"], headers, by_key))
             if scope["method"] == "POST" and rest in WIRES:
-                await self._call(wire, headers, (trajectory_id, attribution), receive, send)
+                await self._call(wire, arrived, receive, send)
             elif scope["method"] == "POST" and rest == "messages/count_tokens":
-                await self._count_tokens(headers, receive, send)
+                counted = read_body(await self._body(receive))
+                await while_there(receive, self._count_tokens(counted, arrived, send))
             elif (scope["method"], rest) in (("GET", "models"), ("POST", "embeddings")):
                 body = await self._body(receive) if scope["method"] == "POST" else None
-                await self._pass_through(scope["method"], rest, body, headers, send)
+                await while_there(receive, self._pass_through(rest, body, arrived, send))
             else:
                 raise RequestError(
                     f"{scope['method']} /v1/{rest} is not served.",
@@ -73,40 +76,33 @@ class ModelPath:
         except RequestError as error:
             await send_error(send, error.status, wire.error_body(error.status, str(error), None))
 
-    async def _call(
-        self,
-        wire: Wire,
-        headers: dict[str, str],
-        attributed: tuple[str | None, str],
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _call(self, wire: Wire, arrived: Arrived, receive: Receive, send: Send) -> None:
         if self._calls >= self._settings.max_calls:
             raise RequestError(f"{self._calls} calls are open already.", "Try again, or raise max_calls.", status=503)
         self._calls += 1
         try:
             raw = await self._body(receive)
-            exchange = await self._open(wire, raw, headers, *attributed)
+            exchange = await self._open(wire, raw, arrived)
             await self._relay.run(exchange, receive, send)
         finally:
             self._calls -= 1
 
-    async def _open(
-        self, wire: Wire, raw: bytes, headers: dict[str, str], trajectory_id: str | None, attribution: str
-    ) -> Exchange:
+    async def _open(self, wire: Wire, raw: bytes, arrived: Arrived) -> Exchange:
         body = read_body(raw)
+        headers, trajectory_id = arrived.headers, arrived.trajectory_id
         target = await self._upstream.target(body.get("model"), partial(affinity_of, body, trajectory_id, headers))
-        origin = origin_of(headers, wire, target, trajectory_id, attribution)
+        origin = origin_of(headers, wire, target, trajectory_id, arrived.attribution)
         record = self._settings.record
         previous = await self._previous(body) if wire.name == "responses" else ()
         context = Context(origin.call_id, origin.started_at, target.model, record, previous)
-        return Exchange(wire, origin, headers, open_request(wire, raw, body, context), target)
+        return Exchange(wire, origin, headers, open_request(wire, raw, body, context), target, arrived.query)
 
     async def _previous(self, body: dict[str, Any]) -> tuple[Any, ...]:
         """The conversation that a response continues. Raises `RequestError` (400) when it is not there."""
         response_id = body.get("previous_response_id")
         if response_id is None:
             return ()
+        await self._recorder.caught_up()
         found = await asyncio.to_thread(self._store.conversation, str(response_id).removeprefix("resp_"))
         if found is None:
             raise RequestError(
@@ -117,26 +113,27 @@ class ModelPath:
     async def _body(self, receive: Receive) -> bytes:
         return await read_all(receive, self._settings.max_body_bytes)
 
-    async def _pass_through(
-        self, method: str, rest: str, body: bytes | None, headers: dict[str, str], send: Send
-    ) -> None:
+    async def _pass_through(self, rest: str, body: bytes | None, arrived: Arrived, send: Send) -> None:
+        """Embeddings, or, without a body, the list of models."""
         try:
             target = self._upstream.policy()
             if body is not None:
-                target = await self._upstream.target(read_body(body).get("model"))
-            async with self._upstream.send(method, target, rest, body, headers) as response:
+                asked = read_body(body)
+                target = await self._upstream.target(asked.get("model"))
+                body = named_body(body, asked, None if target.trained else target.model)
+            method = "GET" if body is None else "POST"
+            async with self._upstream.send(method, target, rest + arrived.query, body, arrived.headers) as response:
                 answer = await response.read()
-                await send_whole(send, response.status, shown_headers(response.headers), answer)
+                await send_whole(send, response.status, answer_headers(response), answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RequestError(f"the engine cannot be reached ({error}).", status=502) from error
 
-    async def _count_tokens(self, headers: dict[str, str], receive: Receive, send: Send) -> None:
+    async def _count_tokens(self, body: dict[str, Any], arrived: Arrived, send: Send) -> None:
         """Anthropic's token count, asked of the engine's own tokenizer."""
-        body = read_body(await self._body(receive))
         target = await self._upstream.target(body.get("model"))
-        asked = {**messages.count_tokens_body(body), "model": target.model or body.get("model")}
+        asked = orjson.dumps({**messages.count_tokens_body(body), "model": target.model or body.get("model")})
         try:
-            async with self._upstream.send("POST", target, "/tokenize", orjson.dumps(asked), headers) as response:
+            async with self._upstream.send("POST", target, "/tokenize", asked, arrived.headers) as response:
                 answer = await response.read()
                 if response.status != 200:
                     raise RequestError(f"the engine cannot count: {answer[:200]!r}.", status=502)

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from adapters.wires import chat, completions
+from adapters.wires import chat, completions, messages, responses
 from adapters.wires.sse import EventSplitter
-from mosaic.capture import CallStatus, CapturedCall
+from mosaic.capture import CallStatus, CapturedCall, Fidelity
 
 _LENGTHS = struct.Struct("<II")
 
@@ -51,6 +51,8 @@ class Trace:
     http_status: int
     error: str | None
     ended_at: float
+    fidelity: Fidelity | None = None
+    """What exact prefix mode made of it."""
 
 
 def encode(trace: Trace) -> list[bytes]:
@@ -64,6 +66,7 @@ def encode(trace: Trace) -> list[bytes]:
             "http_status": trace.http_status,
             "error": trace.error,
             "ended_at": trace.ended_at,
+            "fidelity": trace.fidelity,
         }
     )
     lengths = _LENGTHS.pack(len(header), len(trace.body))
@@ -87,14 +90,23 @@ def decode(data: bytes) -> Trace:
         at += length
     if at != len(data):
         raise ValueError("lengths do not fit")
-    known = {field.name for field in fields(Trace)} - {"origin", "status"}
+    known = {field.name for field in fields(Trace)} - {"origin", "status", "fidelity"}
     return Trace(
         origin=origin_from(header["origin"]),
         body=body,
         pieces=tuple(pieces),
         status=CallStatus(header["status"]),
+        fidelity=fidelity_from(header.get("fidelity")),
         **{name: value for name, value in header.items() if name in known},
     )
+
+
+def fidelity_from(values: Mapping[str, Any] | None) -> Fidelity | None:
+    """What was written as JSON."""
+    if values is None:
+        return None
+    versions = tuple((choice, tuple(map(tuple, spans))) for choice, spans in values["versions"])
+    return Fidelity(values["kind"], values["reason"], versions)
 
 
 def origin_from(values: Mapping[str, Any]) -> Origin:
@@ -113,7 +125,8 @@ def captured(trace: Trace) -> CapturedCall:
     """What the store is to keep. Raises `ValueError` for a body that is no request."""
     body, origin = orjson.loads(trace.body), trace.origin
     legacy = origin.wire == "completions"
-    answer = completions.Answer(body) if legacy else chat.Answer()
+    translated = origin.wire in (messages.NAME, responses.NAME)
+    answer = completions.Answer(body) if legacy else chat.Answer(origin.call_id, translated=translated)
     if trace.event_stream:
         splitter = EventSplitter()
         for when, piece in trace.pieces:
@@ -146,4 +159,5 @@ def captured(trace: Trace) -> CapturedCall:
         error=trace.error,
         streamed=bool(body.get("stream")),
         headers=origin.headers,
+        fidelity=trace.fidelity,
     )

@@ -132,7 +132,10 @@ class Upstream:
     def send(
         self, method: str, target: Target, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> "aiohttp.client._RequestContextManager":
-        """One request, never repeated and never redirected. `path` is relative to /v1/, or absolute on the engine."""
+        """One request, never repeated and never redirected.
+
+        `path`, with its query, is relative to /v1/, or absolute on the engine.
+        """
         base = target.base.removesuffix("/v1") if path.startswith("/") else f"{target.base}/"
         return self._session.request(
             method,

@@ -10,6 +10,7 @@ commits what it was given, and ends.
 import contextlib
 import gc
 import heapq
+import os
 import select
 import signal
 import socket
@@ -34,6 +35,10 @@ MAX_BATCH = 256
 MAX_BATCH_BYTES = 16 * 2**20
 """Bytes from which a transaction takes no further call of a spool file."""
 RECEIVE_BYTES = 2**20
+COLLECT_AFTER = 50_000, 20, 50
+"""Thresholds of the garbage collector: lineage and calls that wait live long, and are looked through less often."""
+NICE = 10
+"""How far the writer's process stands back behind the worker, whose clients wait."""
 
 log = structlog.get_logger()
 Frame = tuple[bytes, int, bytes]
@@ -190,9 +195,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings = load()
-    # Lineage lives long: looking through it again and again for cycles would cost more than the writing.
+    os.nice(NICE)
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(*COLLECT_AFTER)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         Writer(connection, settings.database, settings.spool).run()
 

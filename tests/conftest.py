@@ -62,17 +62,18 @@ async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 @pytest.fixture
 def start_proxy(tmp_path: Path) -> ProxyFactory:
-    """Call with a script (and settings) to get a running proxy before a scripted engine."""
+    """Call with a script or an engine (and settings) to get a running proxy before a scripted engine."""
 
     @asynccontextmanager
-    async def start(script: Script, **overrides: object) -> AsyncIterator[Proxy]:
-        engine = ScriptedEngine(script)
+    async def start(script: Script | ScriptedEngine, **overrides: object) -> AsyncIterator[Proxy]:
+        engine = script if isinstance(script, ScriptedEngine) else ScriptedEngine(script)
         async with engine.serve() as upstream:
             values = {
                 "upstream": upstream,
                 "database": f"sqlite:///{tmp_path}/mosaic.db",
                 "spool": tmp_path / "spool",
                 "writer_process": False,
+                "commit_first": True,
                 **overrides,
             }
             settings = Settings(**values)  # type: ignore[arg-type]

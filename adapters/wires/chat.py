@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from adapters.wires.members import with_members
 from adapters.wires.sse import data_of
+from adapters.wires.tool_ids import index_of, mark_ids
 from mosaic.capture import Choice
 from mosaic.records import IdArray
 
@@ -42,7 +44,7 @@ class Captured:
 def upstream_body(raw: bytes, body: Mapping[str, Any]) -> tuple[bytes, Wanted]:
     """The request's bytes with our own fields added, and what the client had asked for by itself.
 
-    `body` is what `raw` says. Where the client gave none of these fields, its own bytes go on as they are.
+    `body` is what `raw` says. All but these fields goes on in the client's own bytes.
     """
     options = body.get("stream_options") or {}
     wanted = Wanted(
@@ -51,12 +53,14 @@ def upstream_body(raw: bytes, body: Mapping[str, Any]) -> tuple[bytes, Wanted]:
         stream=bool(body.get("stream")),
         stream_usage=bool(options.get("include_usage")),
     )
-    ours: dict[str, Any] = {"logprobs": True, "return_token_ids": True}
-    if wanted.stream:
+    ours: dict[str, Any] = {}
+    if not wanted.logprobs:
+        ours["logprobs"] = True
+    if not wanted.token_ids:
+        ours["return_token_ids"] = True
+    if wanted.stream and not wanted.stream_usage:
         ours["stream_options"] = {**options, "include_usage": True}
-    if body and not ours.keys() & body.keys():
-        return raw.rstrip()[:-1] + b"," + orjson.dumps(ours)[1:], wanted
-    return orjson.dumps({**body, **ours}), wanted
+    return with_members(raw, body, ours), wanted
 
 
 @dataclass(slots=True)
@@ -103,8 +107,9 @@ class Untouched:
 class Shown:
     """What the client gets of an answer: what it did not ask for is taken out again."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, call_id: str) -> None:
         self._wanted = wanted
+        self._call_id = call_id
         self.done = False
         """True once a stream ended as its wire says it must."""
         self.error: str | None = None
@@ -163,12 +168,18 @@ class Shown:
         for choice in parsed.get("choices") or ():
             if not wanted.logprobs and choice.get("logprobs") is not None:
                 choice["logprobs"] = None
+            said = choice.get("delta") or choice.get("message")
+            if isinstance(said, dict) and said.get("tool_calls"):
+                mark_ids(said["tool_calls"], self._call_id, int(choice.get("index", 0)))
 
 
 class Answer:
     """What the record keeps of an answer, whole or streamed."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_id: str, *, translated: bool = False) -> None:
+        """`translated`: the client speaks another wire, where every tool call has an id."""
+        self._call_id = call_id
+        self._translated = translated
         self._choices: dict[int, _ChoiceSoFar] = {}
         self._prompt_ids: list[int] | None = None
         self._usage: Mapping[str, Any] | None = None
@@ -188,8 +199,10 @@ class Answer:
         self._prompt_ids = parsed.get("prompt_token_ids")
         self._usage = parsed.get("usage")
         for raw in parsed["choices"]:
-            choice = self._choices.setdefault(int(raw.get("index", 0)), _ChoiceSoFar())
+            index = int(raw.get("index", 0))
+            choice = self._choices.setdefault(index, _ChoiceSoFar())
             choice.message = dict(raw["message"])
+            mark_ids(choice.message.get("tool_calls"), self._call_id, index, make=self._translated)
             choice.finish_reason = None if raw.get("finish_reason") is None else str(raw["finish_reason"])
             self._keep_tokens(choice, raw)
 
@@ -215,10 +228,13 @@ class Answer:
         if parsed.get("usage") is not None:
             self._usage = parsed["usage"]
         for raw in parsed.get("choices") or ():
-            choice = self._choices.setdefault(int(raw.get("index", 0)), _ChoiceSoFar())
+            index = int(raw.get("index", 0))
+            choice = self._choices.setdefault(index, _ChoiceSoFar())
             if raw.get("finish_reason") is not None:
                 choice.finish_reason = str(raw["finish_reason"])
-            _merge_delta(choice, raw.get("delta") or {})
+            delta = raw.get("delta") or {}
+            mark_ids(delta.get("tool_calls"), self._call_id, index, make=self._translated)
+            _merge_delta(choice, delta)
             before = len(choice.ids)
             self._keep_tokens(choice, raw)
             if len(choice.ids) > before:
@@ -299,8 +315,8 @@ def _merge_delta(choice: _ChoiceSoFar, delta: Mapping[str, Any]) -> None:
     """Add a delta to the message: texts are appended, tool calls by their index, anything else is replaced."""
     for key, value in delta.items():
         if key == "tool_calls":
-            for call in value or ():
-                _merge_tool_call(choice.tool_calls.setdefault(call.get("index", 0), {}), call)
+            for at, call in enumerate(value or ()):
+                _merge_tool_call(choice.tool_calls.setdefault(index_of(call, at), {}), call)
         elif isinstance(value, str) and key != "role" and isinstance(choice.message.get(key), str):
             choice.message[key] += value
         elif value is not None or key not in choice.message:
@@ -313,5 +329,7 @@ def _merge_tool_call(kept: dict[str, Any], delta: Mapping[str, Any]) -> None:
             function = kept.setdefault("function", {"name": "", "arguments": ""})
             for part in ("name", "arguments"):
                 function[part] += (value or {}).get(part) or ""
+        elif key == "id" and value:
+            kept.setdefault(key, value)
         elif key != "index" and value is not None:
             kept[key] = value

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import orjson
-
 from adapters.wires import chat
 from adapters.wires.chat import Captured, Wanted
+from adapters.wires.members import with_members
 from mosaic.capture import Choice
 from mosaic.records import Message
 
@@ -23,7 +22,7 @@ NAME = "completions"
 def upstream_body(raw: bytes, body: Mapping[str, Any]) -> tuple[bytes, Wanted]:
     """The request's bytes with our own fields added, and what the client had asked for by itself.
 
-    `body` is what `raw` says. Where the client gave none of these fields, its own bytes go on as they are.
+    `body` is what `raw` says. All but these fields goes on in the client's own bytes.
     """
     options = body.get("stream_options") or {}
     echo = bool(body.get("echo"))
@@ -40,11 +39,7 @@ def upstream_body(raw: bytes, body: Mapping[str, Any]) -> tuple[bytes, Wanted]:
         ours["return_token_ids"] = True
     if wanted.stream and not wanted.stream_usage:
         ours["stream_options"] = {**options, "include_usage": True}
-    if not ours:
-        return raw, wanted
-    if body and not ours.keys() & body.keys():
-        return raw.rstrip()[:-1] + b"," + orjson.dumps(ours)[1:], wanted
-    return orjson.dumps({**body, **ours}), wanted
+    return with_members(raw, body, ours), wanted
 
 
 def to_messages(body: Mapping[str, Any]) -> list[Message]:
@@ -84,7 +79,7 @@ class Answer(chat.Answer):
 
     def __init__(self, body: Mapping[str, Any] = MappingProxyType({})) -> None:
         """`body`: the client's request."""
-        super().__init__()
+        super().__init__("")  # there are no tool calls
         self._unusable = _unusable(body)
 
     def _keep_whole(self, parsed: dict[str, Any]) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 
 from adapters.wires.chat import DONE
-from adapters.wires.messages_blocks import ArgumentsObject, Blocks, made_id, sse, tool_input
+from adapters.wires.messages_blocks import ArgumentsObject, Blocks, sse, tool_input
 from adapters.wires.messages_errors import error_body, error_event
 from adapters.wires.sse import data_of
+from adapters.wires.tool_ids import mark_ids
 
 _UNREADABLE = (orjson.JSONDecodeError, AttributeError, KeyError, IndexError, TypeError, ValueError)
 
@@ -24,7 +25,7 @@ class Shown:
         """`body` is the client's request; `call_id` names the message."""
         self._model = body.get("model")
         self._call_id = call_id
-        self._blocks = Blocks(call_id)
+        self._blocks = Blocks()
         self._started = False
         self._finish: object = None
         self._stop: object = None
@@ -68,7 +69,8 @@ class Shown:
     def _message(self, parsed: Mapping[str, Any]) -> dict[str, Any]:
         choice = parsed["choices"][0]
         calls = choice["message"].get("tool_calls") or []
-        content = _said(choice["message"]) + [self._tool_use(call, at) for at, call in enumerate(calls)]
+        mark_ids(calls, self._call_id, 0, make=True)
+        content = _said(choice["message"]) + [_tool_use(call) for call in calls]
         cut = any(_cut(call) for call in calls)
         return {
             **self._head(parsed),
@@ -81,16 +83,6 @@ class Shown:
         """The client knows the model by the name that it asked for."""
         model = self._model or parsed.get("model") or ""
         return {"id": f"msg_{self._call_id}", "type": "message", "role": "assistant", "model": model}
-
-    def _tool_use(self, call: Mapping[str, Any], at: int) -> dict[str, Any]:
-        function = call.get("function") or {}
-        given = tool_input(function.get("arguments") or "")
-        return {
-            "type": "tool_use",
-            "id": call.get("id") or made_id(self._call_id, at),
-            "name": function.get("name") or "",
-            "input": given,
-        }
 
     def _chunk(self, data: bytes) -> bytes:
         out = b""
@@ -125,8 +117,10 @@ class Shown:
         for kind, piece in (("thinking", reasoning_of(delta)), ("text", delta.get("content"))):
             if isinstance(piece, str) and piece:
                 self._blocks.say(kind, piece)
-        for call in delta.get("tool_calls") or ():
-            self._blocks.call(call)
+        calls = delta.get("tool_calls") or ()
+        mark_ids(calls, self._call_id, 0, make=True)
+        for at, call in enumerate(calls):
+            self._blocks.call(call, at)
 
     def _end(self) -> bytes:
         if not self._started:
@@ -151,6 +145,12 @@ def _said(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if isinstance(text := message.get("content"), str) and text:
         content.append({"type": "text", "text": text})
     return content
+
+
+def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    given = tool_input(function.get("arguments") or "")
+    return {"type": "tool_use", "id": call["id"], "name": function.get("name") or "", "input": given}
 
 
 def _cut(call: Mapping[str, Any]) -> bool:

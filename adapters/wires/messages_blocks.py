@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from adapters.wires.tool_ids import index_of
+
 _DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -67,11 +69,6 @@ class ArgumentsObject:
             self._depth -= 1
 
 
-def made_id(call_id: str, index: int) -> str:
-    """An id for a tool call that the engine sent without one."""
-    return f"toolu_{call_id}_{index}"
-
-
 def tool_input(arguments: str) -> orjson.Fragment:
     """The input of a whole answer's call: the object in the arguments, to the letter; `{}` when they hold none.
 
@@ -113,8 +110,7 @@ class _Block:
 class Blocks:
     """The content blocks of one streamed answer. Feed deltas, then take the events that they allow."""
 
-    def __init__(self, call_id: str) -> None:
-        self._call_id = call_id
+    def __init__(self) -> None:
         self._waiting: deque[_Block] = deque()
         self._calls: dict[int, _Block] = {}
         self._closed = 0
@@ -140,16 +136,15 @@ class Blocks:
             self._waiting.append(_Block(kind))
         self._waiting[-1].pending.append(piece)
 
-    def call(self, delta: Mapping[str, Any]) -> None:
-        """Add a tool call's delta. The first id and name hold; an id that never comes is made from our call's."""
-        index = int(delta.get("index") or 0)
+    def call(self, delta: Mapping[str, Any], at: int) -> None:
+        """Add a tool call's delta, which has an id and stands at place `at` of its chunk. First id and name hold."""
+        index = index_of(delta, at)
         block = self._calls.get(index)
         if block is None:
-            block = self._calls[index] = _Block("tool_use", id=made_id(self._call_id, index))
+            block = self._calls[index] = _Block("tool_use", id=delta["id"])
             self._waiting.append(block)
         function = delta.get("function") or {}
         if not block.started and not block.name:
-            block.id = str(delta.get("id") or block.id)
             block.name = str(function.get("name") or "")
         if piece := block.arguments.feed(function.get("arguments") or ""):
             block.pending.append(piece)

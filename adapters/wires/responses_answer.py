@@ -13,6 +13,7 @@ from adapters.wires.responses_output import Output, Wanted
 from adapters.wires.responses_request import wants_logprobs
 from adapters.wires.responses_tools import offered, served
 from adapters.wires.sse import data_of
+from adapters.wires.tool_ids import index_of, mark_ids
 from mosaic.errors import RequestError
 
 PING = b": ping\n\n"
@@ -82,6 +83,7 @@ class Shown:
         """True once the upstream stream ended as its wire says it must."""
         self.error: str | None = None
         """The engine's in-band error, when it sent one."""
+        self._call_id = call_id
         self._response = response_of(body, f"resp_{call_id}", created_at)
         self._events: list[dict[str, Any]] = []
         self._sequence = 0
@@ -180,10 +182,12 @@ class Shown:
             self._output.reason(reasoning)
         if isinstance(text, str) and text:
             self._output.say(text, [] if reasoning or calls else logprobs)
+        mark_ids(calls, self._call_id, 0, make=True)
         for at, call in enumerate(calls):
             function = call.get("function") or {}
-            index, call_id = call.get("index", at), call.get("id") or ""
-            self._output.call(int(index), call_id, function.get("name") or "", function.get("arguments") or "")
+            self._output.call(
+                index_of(call, at), call["id"], function.get("name") or "", function.get("arguments") or ""
+            )
 
     def _end(self) -> bytes:
         self._close()

@@ -238,7 +238,7 @@ class Output:
     def call(self, index: int, call_id: str, name: str, arguments: str) -> None:
         """More of the engine's tool call `index`."""
         call = self._calls.setdefault(index, _CallSoFar())
-        call.id = call_id or call.id
+        call.id = call.id or call_id
         call.name += name
         if arguments:
             self._item_of(index).add(arguments)
@@ -254,12 +254,11 @@ class Output:
 
     def _new_call(self, call: _CallSoFar) -> FunctionCall:
         tool = self.tools.get(call.name)
-        index = len(self.items)
-        names = {"call_id": call.id or item_id("call", self.call_id, index), "name": tool.name if tool else call.name}
+        names = {"call_id": call.id, "name": tool.name if tool else call.name}
         if tool and tool.namespace:
             names["namespace"] = tool.namespace
         kind = CustomCall if tool and tool.custom else FunctionCall
-        return kind(self.emit, self.call_id, index, names)
+        return kind(self.emit, self.call_id, len(self.items), names)
 
     def close(self, *, cut: bool) -> list[dict[str, Any]]:
         """End all that is open and return the items. `cut`: the last one is incomplete."""

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import orjson
 
 from adapters.wires import chat, completions, messages, responses
+from adapters.wires.members import with_members
+from adapters.wires.tool_ids import unmarked
 from mosaic.errors import RequestError
 from mosaic.records import Message
 
@@ -106,15 +108,15 @@ def _open_as_it_is(
     body: Body,
     context: Context,
     upstream_body: Callable[[bytes, Body], tuple[bytes, chat.Wanted]],
-    shown: Callable[[chat.Wanted], Shown],
+    shown: Callable[[chat.Wanted, str], Shown],
 ) -> Opened:
     """The engine's own wire: it goes on as it came, with our own fields added."""
-    named, named_body = _named(raw, body, context.model)
+    named = named_body(raw, body, context.model)
     stream = bool(body.get("stream"))
     if not context.record:
-        return Opened(named, raw, chat.Untouched(), stream)
-    sent, wanted = upstream_body(named, named_body)
-    return Opened(sent, raw, shown(wanted), stream)
+        return Opened(unmarked(named), raw, chat.Untouched(), stream)
+    sent, wanted = upstream_body(named, body)
+    return Opened(unmarked(sent), raw, shown(wanted, context.call_id), stream)
 
 
 def _open_responses(_raw: bytes, body: Body, context: Context) -> Opened:
@@ -136,15 +138,12 @@ def _open_translated(body: Body, made: dict[str, Any], shown: Shown, context: Co
     sent = orjson.dumps(made)
     if context.record:
         sent, _ = chat.upstream_body(sent, made)
-    return Opened(sent, recorded, shown, bool(made.get("stream")))
+    return Opened(unmarked(sent), recorded, shown, bool(made.get("stream")))
 
 
-def _named(raw: bytes, body: Body, model: str | None) -> tuple[bytes, Body]:
-    """The body under the name that the engine knows."""
-    if model is None or body.get("model") == model:
-        return raw, body
-    named = {**body, "model": model}
-    return orjson.dumps(named), named
+def named_body(raw: bytes, body: Body, model: str | None) -> bytes:
+    """A request under the name that the engine knows; None keeps the client's."""
+    return raw if model is None or body.get("model") == model else with_members(raw, body, {"model": model})
 
 
 PING = b": ping\n\n"

@@ -29,6 +29,8 @@ class TrajectorySummary:
     policy_version: int
     """Newest version among its calls."""
     created_at: float
+    fidelity: Mapping[str, int]
+    """What exact prefix mode made of its calls: `exact`, `spliced` or `fell_back: <reason>` -> how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,25 @@ def newest(connection: Connection, limit: int, like: str | None) -> list[Traject
     rows = list(connection.execute(query).mappings())
     ids = [r["trajectory_id"] for r in rows]
     calls, kinds = _call_totals(connection, ids), _session_kinds(connection, ids)
-    return [_summary(r, calls.get(r["trajectory_id"]), kinds.get(r["trajectory_id"], {})) for r in rows]
+    made = fidelity(connection, ids)
+    return [
+        _summary(r, calls.get(r["trajectory_id"]), kinds.get(r["trajectory_id"], {}), made.get(r["trajectory_id"], {}))
+        for r in rows
+    ]
+
+
+def fidelity(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Trajectory -> what exact prefix mode made of its calls."""
+    query = (
+        select(CallRow.trajectory_id, CallRow.fidelity, CallRow.fidelity_reason, func.count())
+        .where(CallRow.trajectory_id.in_(ids), CallRow.fidelity.is_not(None))
+        .group_by(CallRow.trajectory_id, CallRow.fidelity, CallRow.fidelity_reason)
+        .order_by(CallRow.fidelity, CallRow.fidelity_reason)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for trajectory_id, kind, reason, number in connection.execute(query):
+        found.setdefault(trajectory_id, {})[str(kind) if reason is None else f"{kind}: {reason}"] = number
+    return found
 
 
 def waiting(connection: Connection, like: str | None, oldest_version: int, limit: int) -> Waiting:
@@ -105,7 +125,9 @@ def _session_kinds(connection: Connection, ids: Sequence[str]) -> dict[str, dict
     return kinds
 
 
-def _summary(row: Mapping[Any, Any], calls: Mapping[str, Any] | None, kinds: Mapping[str, int]) -> TrajectorySummary:
+def _summary(
+    row: Mapping[Any, Any], calls: Mapping[str, Any] | None, kinds: Mapping[str, int], made: Mapping[str, int]
+) -> TrajectorySummary:
     return TrajectorySummary(
         trajectory_id=row["trajectory_id"],
         task_key=row["task_key"],
@@ -119,4 +141,5 @@ def _summary(row: Mapping[Any, Any], calls: Mapping[str, Any] | None, kinds: Map
         sampled_tokens=int(calls["sampled"] or 0) if calls else 0,
         policy_version=calls["version"] if calls else 0,
         created_at=row["created_at"],
+        fidelity=made,
     )

@@ -129,6 +129,10 @@ class CallRow(Base):
     params_id: Mapped[str | None] = mapped_column(ForeignKey("params.params_id"), index=True)
     exact: Mapped[bool]
     inexact_reason: Mapped[str | None] = mapped_column(Text)
+    fidelity: Mapped[str | None] = mapped_column(Text)
+    """exact, spliced or fell_back (exact prefix mode); NULL in capture mode."""
+    fidelity_reason: Mapped[str | None] = mapped_column(Text)
+    """Why it fell back."""
     prompt_tokens: Mapped[int] = mapped_column(Integer)
     sampled_tokens: Mapped[int] = mapped_column(Integer)
     policy_version: Mapped[int] = mapped_column(Integer)

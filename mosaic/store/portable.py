@@ -75,7 +75,9 @@ SESSION = fields_of(SessionRow, "trajectory_id")
 MESSAGE = fields_of(MessageRow)
 PARAMS = fields_of(ParamsRow)
 CHOICE = fields_of(TokensRow, "call_id")
-CALL = fields_of(CallRow, "seq", "trajectory_id")
+_NOT_CARRIED = ("fidelity", "fidelity_reason")
+"""Columns that came after the layout: of use where the calls were recorded."""
+CALL = fields_of(CallRow, "seq", "trajectory_id", *_NOT_CARRIED)
 REWARD = fields_of(RewardRow, "reward_id", "trajectory_id")
 TRAJECTORY = fields_of(TrajectoryRow)
 

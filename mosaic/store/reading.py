@@ -8,7 +8,7 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from mosaic.capture import CallStatus, CapturedCall, Choice
+from mosaic.capture import CallStatus, CapturedCall, Choice, Fidelity
 from mosaic.lineage.model import Link, Placement, Rung, Why
 from mosaic.records import Call, IdArray, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 from mosaic.store.codec import unpack_ids, unpack_logprobs
@@ -323,5 +323,6 @@ def _captured(row: RowMapping, params: dict[str, Any], tokens: _Tokens, messages
         retry_count=row["retry_count"],
         error=row["error"],
         streamed=row["streamed"],
+        fidelity=None if row["fidelity"] is None else Fidelity(row["fidelity"], row["fidelity_reason"]),
         headers=load(row["headers"]),
     )

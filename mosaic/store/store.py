@@ -140,6 +140,11 @@ class Store:
         with self.database.reading() as connection:
             return read_conversation(connection, call_id)
 
+    def fidelity(self, trajectory_id: str) -> dict[str, int]:
+        """What exact prefix mode made of a trajectory's calls; empty in capture mode."""
+        with self.database.reading() as connection:
+            return listing.fidelity(connection, [trajectory_id]).get(trajectory_id, {})
+
     def links(self, trajectory_id: str) -> list[dict[str, Any]]:
         """The links of a trajectory's sessions in order of opening, evidence and rivals decoded."""
         query = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from mosaic.capture import CapturedCall
+from mosaic.capture import CapturedCall, Choice
 from mosaic.store.models import PolicyVersionRow
 
 
@@ -31,6 +31,15 @@ class Timeline:
     def newest(self) -> int:
         """The version that went live last."""
         return self.versions[-1] if self.versions else 0
+
+    def of(self, call: CapturedCall, choice: Choice) -> list[tuple[int, int, int]]:
+        """(version, first token, end) of a choice's tokens: as the engine says, where it names versions that went live,
+        else by the clock."""
+        named = {} if call.fidelity is None else dict(call.fidelity.versions)
+        spans = named.get(choice.index, ())
+        if spans and all(version in self.versions for version, _, _ in spans):
+            return list(spans)
+        return self.spans(choice.arrivals, len(choice.ids_T), call)
 
     def spans(
         self, arrivals: Sequence[tuple[int, float]], tokens: int, call: CapturedCall

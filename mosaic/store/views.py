@@ -54,7 +54,8 @@ select c.call_id, c.trajectory_id, c.session_id, s.position as session, s.kind a
   c.status, c.http_status, c.error, c.auxiliary, c.attribution, c.client, c.streamed, c.retry_count,
   m.depth + 1 as messages, m.role as last_role, {of("content", "m.body")} as last_content,
   {of("content", "r.body")} as reply, {of("part", "r.body", "tool_calls")} as reply_tool_calls, t.finish_reason,
-  c.prompt_tokens, c.sampled_tokens, c.exact, c.inexact_reason, c.policy_version, c.policy_version_end
+  c.prompt_tokens, c.sampled_tokens, c.exact, c.inexact_reason, c.fidelity, c.fidelity_reason,
+  c.policy_version, c.policy_version_end
 from calls c
 join sessions s on s.session_id = c.session_id
 left join messages m on m.message_id = c.message_id

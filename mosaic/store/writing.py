@@ -167,7 +167,7 @@ class Writer:
     def _call(self, connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
         batch = self._batch
         head, depth = self._chain(call.messages, None, 0)
-        spans = [timeline.spans(choice.arrivals, len(choice.ids_T), call) for choice in call.choices]
+        spans = [timeline.of(call, choice) for choice in call.choices]
         versions = [version for spans_of in spans for version, _, _ in spans_of] or [timeline.at(call.ended_at)]
         batch.calls.append(
             {
@@ -188,6 +188,10 @@ class Writer:
         batch.after[call.call_id] = {c.index: np.concatenate([call.prompt_ids_P, c.ids_T]) for c in call.choices}
         if call.inexact_reason is not None:
             batch.counts["inexact_calls", call.inexact_reason] += 1
+        if call.fidelity is not None:
+            batch.counts["exact_mode_calls", call.fidelity.kind] += 1
+            if call.fidelity.reason is not None:
+                batch.counts["exact_mode_fallbacks", call.fidelity.reason] += 1
 
     def _chain(self, messages: Iterable[Message], parent: str | None, depth: int) -> tuple[str | None, int]:
         """Store each message once after its prefix; returns the digest of the whole and its length."""
@@ -338,6 +342,8 @@ def _call_values(call: CapturedCall, placement: Placement) -> dict[str, Any]:
         "error": None if call.error is None else plain(call.error),
         "exact": call.exact,
         "inexact_reason": None if call.inexact_reason is None else plain(call.inexact_reason),
+        "fidelity": None if call.fidelity is None else call.fidelity.kind,
+        "fidelity_reason": None if call.fidelity is None else call.fidelity.reason,
         "prompt_tokens": len(call.prompt_ids_P),
         "sampled_tokens": sum(len(c.ids_T) for c in call.choices),
         "started_at": call.started_at,

@@ -92,7 +92,7 @@ def test_a_request_with_echo_goes_on_as_it_came() -> None:
     sent, wanted = upstream_body(raw, json.loads(raw))
     assert sent == raw
     said = json.dumps({"choices": [{"index": 0, "text": "Hi you", "logprobs": None, "finish_reason": "stop"}]}).encode()
-    assert json.loads(Shown(wanted).whole(said)) == json.loads(said)
+    assert json.loads(Shown(wanted, "call-1").whole(said)) == json.loads(said)
     kept = Answer(json.loads(raw))
     kept.whole(said)
     assert kept.captured().inexact_reason == "echo"
@@ -110,7 +110,7 @@ def test_the_prompt_is_one_user_message(prompt: object, content: object) -> None
 
 def test_the_client_does_not_see_what_it_did_not_ask_for() -> None:
     _, wanted = upstream_body(b"{}", {"prompt": "Hi"})
-    shown = json.loads(Shown(wanted).whole(answer(choice(0, "Yes", [1, 2], "stop"), sampled=2)))
+    shown = json.loads(Shown(wanted, "call-1").whole(answer(choice(0, "Yes", [1, 2], "stop"), sampled=2)))
     assert shown["unknown"] == 7
     assert shown["usage"] == usage(2)
     assert shown["choices"] == [
@@ -130,7 +130,7 @@ def test_the_client_does_not_see_what_it_did_not_ask_for() -> None:
 def test_the_client_sees_what_it_asked_for() -> None:
     _, wanted = upstream_body(b"{}", {"prompt": "Hi", "logprobs": 1, "return_token_ids": True})
     whole = answer(choice(0, "Yes", [1, 2], "stop"), sampled=2)
-    assert json.loads(Shown(wanted).whole(whole)) == json.loads(whole)
+    assert json.loads(Shown(wanted, "call-1").whole(whole)) == json.loads(whole)
 
 
 @pytest.mark.parametrize("usage_asked", [True, False])
@@ -143,7 +143,7 @@ def test_a_stream_is_stripped_and_reads_in_the_clients_own_client(usage_asked: b
         chunk(usage=usage(2)),
         DONE,
     ]
-    shown = Shown(wanted)
+    shown = Shown(wanted, "call-1")
     sent = b"".join(shown.event(event) for event in events)
     assert shown.done
     assert b't_token_ids":[' not in sent
@@ -237,7 +237,7 @@ def test_what_cannot_be_trained_says_why(body: Json, events: list[bytes], reason
 @pytest.mark.parametrize("odd", [b"", b"[]", b'{"choices": 5}', b'{"choices": [5]}', b'{"choices": [{"index": "x"}]}'])
 def test_an_answer_that_is_none_is_shown_as_it_is_and_never_trained(odd: bytes) -> None:
     _, wanted = upstream_body(b"{}", {"prompt": "Hi"})
-    shown = Shown(wanted).whole(odd)
+    shown = Shown(wanted, "call-1").whole(odd)
     assert shown == odd or json.loads(shown) == json.loads(odd)
     kept = Answer()
     kept.whole(odd)

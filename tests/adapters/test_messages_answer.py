@@ -28,6 +28,8 @@ from tests.adapters.messages_builders import (
     whole,
 )
 
+FIRST, SECOND = f"call_{'1a' * 12}", f"call_{'2b' * 12}"
+"""Ids that are unique already."""
 ANSWERS = [
     (reply("Hello"), "stop", None, "end_turn"),
     (reply("Hello", tool_calls=[]), "stop", None, "end_turn"),
@@ -35,19 +37,19 @@ ANSWERS = [
     (reply("Hel"), "stop", "END", "stop_sequence"),
     (reply("Hel"), "stop", 151645, "end_turn"),
     (reply("Hel"), "content_filter", None, "refusal"),
-    (reply(None, call("t1", "f", '{"a":1}')), "tool_calls", None, "tool_use"),
+    (reply(None, call(FIRST, "f", '{"a":1}')), "tool_calls", None, "tool_use"),
     (
-        reply("I call", call("t1", "f", "{}"), call("t2", "g", '{"b":[1,{"c":"}"}]}'), reasoning="hm"),
+        reply("I call", call(FIRST, "f", "{}"), call(SECOND, "g", '{"b":[1,{"c":"}"}]}'), reasoning="hm"),
         "stop",
         None,
         "tool_use",
     ),
-    (reply(None, call("t1", "f", '{"a":1}')), "stop", "END", "tool_use"),
+    (reply(None, call(FIRST, "f", '{"a":1}')), "stop", "END", "tool_use"),
     (reply("done", reasoning_content="older name"), "stop", None, "end_turn"),
     (reply(""), "stop", None, "end_turn"),
-    (reply(None, call("t1", "f", "")), "tool_calls", None, "tool_use"),
-    (reply(None, call("t1", "f", "no object")), "tool_calls", None, "tool_use"),
-    (reply(None, call("t1", "f", '{"a":1} and more')), "tool_calls", None, "tool_use"),
+    (reply(None, call(FIRST, "f", "")), "tool_calls", None, "tool_use"),
+    (reply(None, call(FIRST, "f", "no object")), "tool_calls", None, "tool_use"),
+    (reply(None, call(FIRST, "f", '{"a":1} and more')), "tool_calls", None, "tool_use"),
 ]
 
 
@@ -67,7 +69,7 @@ def test_an_answer_is_the_same_message_whole_and_streamed(message: Json, finish:
 
 def test_a_call_that_was_cut_short_is_never_shown_as_one_to_run() -> None:
     for finish, stop, reason in (("length", None, "max_tokens"), ("stop", "END", "stop_sequence")):
-        cut = reply(None, call("t1", "f", '{"path": "/tm'))
+        cut = reply(None, call(FIRST, "f", '{"path": "/tm'))
         assert whole(answer(cut, finish, stop))["stop_reason"] == reason
         assert whole(answer(cut, finish, stop))["content"][0]["input"] == {}
         sent = shown(stream(deltas_of(cut), finish, stop))
@@ -77,14 +79,14 @@ def test_a_call_that_was_cut_short_is_never_shown_as_one_to_run() -> None:
 
 def test_arguments_reach_a_whole_answer_to_the_letter() -> None:
     arguments = '{"big":123456789012345678901234567890,"e":1e5,"same":1,"same":2,"u":"\\u00e9\\/"}'
-    body = messages.Shown(ASKED, "c1").whole(answer(reply(None, call("t1", "f", arguments)), "tool_calls"))
+    body = messages.Shown(ASKED, "c1").whole(answer(reply(None, call(FIRST, "f", arguments)), "tool_calls"))
     assert b'"input":' + arguments.encode() in body
 
 
 def test_a_call_without_an_id_gets_the_same_one_whole_and_streamed() -> None:
     message = reply(None, {"type": "function", "function": {"name": "f", "arguments": "{}"}})
     sent = follow(shown(stream(deltas_of(message), "tool_calls")))
-    assert sent.content[0].to_dict()["id"] == whole(answer(message))["content"][0]["id"] == "toolu_c1_0"
+    assert sent.content[0].to_dict()["id"] == whole(answer(message))["content"][0]["id"] == "call_c1_0_0"
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"choices":[]}', b'{"error":{"message":"boom","code":500}}'])
@@ -104,9 +106,9 @@ def test_a_text_and_two_interleaved_calls_make_this_very_sequence() -> None:
     deltas: list[Json] = [
         {"content": "I "},
         {"content": "look."},
-        {"tool_calls": [part(0, "", id="t1", name="Read")]},
+        {"tool_calls": [part(0, "", id=FIRST, name="Read")]},
         {"tool_calls": [part(0, '{"path":')]},
-        {"tool_calls": [part(1, '{"q"', id="t2", name="Grep")]},
+        {"tool_calls": [part(1, '{"q"', id=SECOND, name="Grep")]},
         {"tool_calls": [part(0, '"a}"'), part(1, ":1")]},
         {"tool_calls": [part(0, "}")]},
         {"tool_calls": [part(1, "}")]},
@@ -122,12 +124,12 @@ def test_a_text_and_two_interleaved_calls_make_this_very_sequence() -> None:
         ("content_block_delta", (0, {"type": "text_delta", "text": "I "})),
         ("content_block_delta", (0, {"type": "text_delta", "text": "look."})),
         ("content_block_stop", (0, None)),
-        ("content_block_start", (1, {"type": "tool_use", "id": "t1", "name": "Read", "input": {}})),
+        ("content_block_start", (1, {"type": "tool_use", "id": FIRST, "name": "Read", "input": {}})),
         ("content_block_delta", (1, {"type": "input_json_delta", "partial_json": '{"path":'})),
         ("content_block_delta", (1, {"type": "input_json_delta", "partial_json": '"a}"'})),
         ("content_block_delta", (1, {"type": "input_json_delta", "partial_json": "}"})),
         ("content_block_stop", (1, None)),
-        ("content_block_start", (2, {"type": "tool_use", "id": "t2", "name": "Grep", "input": {}})),
+        ("content_block_start", (2, {"type": "tool_use", "id": SECOND, "name": "Grep", "input": {}})),
         ("content_block_delta", (2, {"type": "input_json_delta", "partial_json": '{"q":1'})),
         ("content_block_delta", (2, {"type": "input_json_delta", "partial_json": "}"})),
         ("content_block_stop", (2, None)),
@@ -165,11 +167,11 @@ def test_each_delta_of_the_open_block_leaves_at_once() -> None:
 
 
 def test_a_call_waits_for_its_name_and_keeps_what_came_before_it() -> None:
-    early = [{"index": 0, "id": "t", "function": {"arguments": '{"a"'}}, {"index": 0, "function": {"name": "f"}}]
+    early = [{"index": 0, "id": FIRST, "function": {"arguments": '{"a"'}}, {"index": 0, "function": {"name": "f"}}]
     late = [{"index": 0, "id": "other", "function": {"name": "g", "arguments": ":1}"}}]
     sent = shown(stream([{"tool_calls": early[:1]}, {"tool_calls": early[1:]}, {"tool_calls": late}], "tool_calls"))
     assert [b.to_dict() for b in follow(sent).content] == [
-        {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+        {"type": "tool_use", "id": FIRST, "name": "f", "input": {"a": 1}}
     ]
 
 

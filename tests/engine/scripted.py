@@ -50,6 +50,8 @@ class Turn:
     content: str = ""
     calls: tuple[tuple[str, str], ...] = ()
     """(tool, arguments as JSON text) pairs."""
+    reasoning: str = ""
+    """Thought before it speaks; only `TokenEngine` knows it."""
     n: int = 1
     fault: Fault = Fault.NONE
 
@@ -114,6 +116,7 @@ class ScriptedEngine:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_post("/tokenize", self._tokenize)
+        self._more_routes(app)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -123,6 +126,9 @@ class ScriptedEngine:
             yield f"http://{host}:{port}/v1"
         finally:
             await runner.cleanup()
+
+    def _more_routes(self, app: web.Application) -> None:
+        """What a kind of engine serves besides."""
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model"}]})

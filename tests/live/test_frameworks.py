@@ -58,7 +58,9 @@ async def proxy(engine: Engine, folder: Path) -> AsyncIterator[tuple[str, Store]
     upstream = f"{engine.base_url}/v1"
     database, spool = f"sqlite:///{folder}/mosaic.db", folder / "spool"
     # In this process: while a writer of its own starts, calls wait in the spool, and the tests look at once.
-    async with serving(Settings(upstream=upstream, database=database, spool=spool, writer_process=False)) as url:
+    async with serving(
+        Settings(upstream=upstream, database=database, spool=spool, writer_process=False, commit_first=True)
+    ) as url:
         store = Store(database)
         yield url, store
         store.close()

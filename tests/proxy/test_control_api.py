@@ -1,10 +1,9 @@
-"""The control API against any input that its own schema, or nobody's, allows: never a 5xx, errors in one shape."""
+"""The control API against any input that nobody's schema allows: never a 5xx, errors in one shape."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -28,7 +27,6 @@ SCALARS = st.one_of(
     st.sampled_from(["", "\0", "\ud800", "x" * 5000, "1e999", "'; drop table rewards --", 10**400]),
 )
 ANY = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner))
-IDS = st.text(min_size=1, max_size=40) | st.sampled_from(["run-1", "..", ".", "%", "\0", "a/b", "x" * 3000, "ü"])
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -65,31 +63,6 @@ def is_ours(response: Any) -> bool:
     return set(error) == {"message", "type"} and all(isinstance(value, str) and value for value in error.values())
 
 
-def valid(client: TestClient, described: Json) -> st.SearchStrategy[Any]:
-    """Values that a part of the schema allows."""
-    if "$ref" in described:
-        name = described["$ref"].rpartition("/")[2]
-        return valid(client, schema(client)["components"]["schemas"][name])
-    if "anyOf" in described:
-        return st.one_of([valid(client, one) for one in described["anyOf"]])
-    if "enum" in described:
-        return st.sampled_from(described["enum"])
-    kind = described.get("type")
-    if kind == "object":
-        required = described.get("required", [])
-        fields = {name: valid(client, one) for name, one in described.get("properties", {}).items()}
-        must = {name: value for name, value in fields.items() if name in required}
-        return st.fixed_dictionaries(must, optional={n: v for n, v in fields.items() if n not in must})
-    simple: dict[str | None, st.SearchStrategy[Any]] = {
-        "string": st.text(max_size=described.get("maxLength", 300)),
-        "number": st.floats(allow_nan=False, allow_infinity=False),
-        "integer": st.integers(described.get("minimum"), described.get("maximum")),
-        "boolean": st.booleans(),
-        "null": st.none(),
-    }
-    return simple[kind]
-
-
 def test_the_schema_offers_what_is_tested_here(client: TestClient) -> None:
     assert {(method, path) for method, path, _ in operations(client)} >= {
         ("post", "/api/trajectories/{trajectory_id}/reward"),
@@ -99,25 +72,6 @@ def test_the_schema_offers_what_is_tested_here(client: TestClient) -> None:
         ("get", "/api/health"),
         ("get", "/metrics"),
     }
-
-
-@FUZZ
-@given(data=st.data(), trajectory_id=IDS)
-def test_what_the_schema_allows_is_answered_or_refused_in_our_words(
-    client: TestClient, data: st.DataObject, trajectory_id: str
-) -> None:
-    method, path, described = data.draw(st.sampled_from(operations(client)))
-    url = path.replace("{trajectory_id}", quote(trajectory_id.encode("utf-8", "replace"), safe=""))
-    query = {
-        p["name"]: data.draw(valid(client, p["schema"])) for p in described.get("parameters", ()) if p["in"] == "query"
-    }
-    body = None
-    if content := described.get("requestBody", {}).get("content", {}).get("application/json"):
-        body = json.dumps(data.draw(valid(client, content["schema"]))).encode("utf-8", "replace")
-    response = client.request(method, url, params=query, content=body, headers={"content-type": "application/json"})
-    assert response.status_code < 500, (method, url, body, response.text)
-    if response.status_code >= 400 and "/" not in trajectory_id and trajectory_id.strip("."):
-        assert is_ours(response), response.text
 
 
 @FUZZ

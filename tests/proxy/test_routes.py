@@ -271,8 +271,8 @@ STRANGE = [
 @pytest.mark.parametrize("strange", STRANGE)
 def test_an_answer_that_makes_no_sense_passes_and_is_never_exact(strange: object) -> None:
     wanted = Wanted(logprobs=False, token_ids=False, stream=False, stream_usage=False)
-    body, answer = json.dumps(strange).encode(), Answer()
-    shown = json.loads(Shown(wanted).whole(body))
+    body, answer = json.dumps(strange).encode(), Answer("call-1")
+    shown = json.loads(Shown(wanted, "call-1").whole(body))
     answer.whole(body)
     assert answer.captured().inexact_reason is not None
     assert type(shown) is type(strange)

@@ -49,6 +49,8 @@ def upgrade() -> None:
 
     with op.batch_alter_table("calls", schema=None, table_kwargs={"sqlite_autoincrement": True}) as batch_op:
         batch_op.add_column(sa.Column("params", sa.Text(), nullable=True))
+        batch_op.add_column(sa.Column("fidelity", sa.Text(), nullable=True))
+        batch_op.add_column(sa.Column("fidelity_reason", sa.Text(), nullable=True))
         batch_op.alter_column("auxiliary", existing_type=sa.VARCHAR(length=32), type_=sa.Text(), existing_nullable=True)
         batch_op.alter_column("params_id", existing_type=sa.VARCHAR(length=32), nullable=True)
         batch_op.alter_column(

@@ -1,0 +1,1 @@
+"""Exact prefix mode: what was sampled stays in the prompt as the very ids that were sampled. Pure."""
