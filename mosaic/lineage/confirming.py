@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mosaic.lineage import canonical
+from mosaic.lineage.continuing import reply_key
 from mosaic.lineage.model import Link, Rung
 from mosaic.lineage.request import Request, contains
 from mosaic.lineage.state import OpenCall, Pool, Session
@@ -68,10 +69,24 @@ def _bind(pool: Pool, child: Session, call: OpenCall, *, sure: bool) -> Iterator
         child.link,
         parent_call_id=call.call_id,
         rung=Rung.RESULT,
-        score=0.99 if sure else child.link.score,
+        score=_score(pool, child, call) if sure else child.link.score,
         evidence={**child.link.evidence, "tool_call": call.tool_call_id},
     )
     parent = pool.sessions[call.session_id]
     if child.session_id in parent.children:
         parent.children.remove(child.session_id)
     yield child.link
+
+
+def _score(pool: Pool, child: Session, call: OpenCall) -> float:
+    """How sure a confirmed link is: less where another attempt has a child that says the same or was asked the same."""
+    if child.link.rivals and any(
+        pool.sessions[r["session"]].trajectory_id != child.trajectory_id
+        for r in child.link.rivals
+        if r.get("session") in pool.sessions
+    ):
+        return child.link.score
+    said = [m for text in child.last_said for m in pool.find(reply_key(text))]
+    if any(pool.sessions[m.session_id].trajectory_id != child.trajectory_id for m in said):
+        return child.link.score
+    return 0.99

@@ -6,9 +6,9 @@ from dataclasses import replace
 from mosaic.capture import CallStatus
 from mosaic.lineage import phrases
 from mosaic.lineage.model import Placement, Rung, Why
-from mosaic.lineage.placing import inside, opening, undecided
+from mosaic.lineage.placing import UNANCHORED, inside, opening, undecided
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import Mark, Pool, Sent, Session, Summary, Written
+from mosaic.lineage.state import End, Mark, Pool, Sent, Session, Summary, Written
 from mosaic.records import SessionKind
 
 MIN_TEXT = 12
@@ -50,7 +50,7 @@ def retry(pool: Pool, request: Request) -> Placement | None:
         return None
     evidence = {"retry_of": sent.call_id, "retry_count": request.call.retry_count, "failed": not sent.ended_well}
     session = pool.sessions[sent.session_id]
-    why = Why(Rung.RETRY, 0.97 if sure or request.call.retry_count else 0.9, evidence)
+    why = Why(Rung.RETRY, 0.97 if sure else UNANCHORED, evidence)
     placed = inside(request, session, sent.parent_call_id, why, auxiliary=None)
     return replace(placed, retry_of=sent.call_id)
 
@@ -73,7 +73,7 @@ def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placeme
     session = pool.sessions[end.session_id]
     # Without tool-call ids, the same words may be those of another attempt.
     anchored = bool(request.ids) or request.call.trajectory_id is not None
-    most = 0.99 if anchored else 0.88
+    most = 0.99 if anchored else UNANCHORED
     asked = request.asked(k)
     if serves := _serves(request, session, end, asked):
         return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
@@ -119,11 +119,11 @@ def _serves(request: Request, session: Session, end: Mark, asked: str) -> str | 
         return "summary"
     if request.claims.kind == "compaction":
         return "summary"
-    if end.call_id in (s.call_id for s in session.summaries) and session.head_call_id != end.call_id:
-        return "summary"  # goes on from a summary, as helpers do
+    if isinstance(end, End) and end.auxiliary is not None:
+        return end.auxiliary  # goes on from a call that serves the framework
     if asked and request.other_agent(session.system, session.tools):
         return request.harnesses.auxiliary(request.system_text, asked)
-    return None
+    return request.harnesses.aside(asked) if asked else None
 
 
 def echo(pool: Pool, request: Request) -> Placement | None:

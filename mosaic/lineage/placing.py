@@ -9,6 +9,9 @@ from mosaic.records import SessionKind
 
 DISPUTED = 0.8
 """Highest score of a decision that the framework's own ids contradict."""
+UNANCHORED = 0.88
+"""Highest score of a link into another trajectory's calls that no emitted id, and no word of the operator, speaks for:
+texts alone may be those of another attempt at the same, and ids of the framework may be shared by several."""
 FIRST_USER = 4000
 """Characters that are remembered of a session's first user text."""
 
@@ -73,7 +76,7 @@ def root(pool: Pool, request: Request) -> Placement:
 
 def own_trajectory(request: Request) -> str:
     """The trajectory of a call that belongs to no earlier one: the operator's, or one named after the call."""
-    return request.call.trajectory_id or f"tr-{request.call.call_id.removeprefix('call-')[:16]}"
+    return request.call.trajectory_id or f"tr-{request.call.call_id.removeprefix('call-')}"
 
 
 def checked(request: Request, session: Session, why: Why) -> Why:

@@ -8,7 +8,7 @@ from mosaic.lineage.continuing import MIN_TEXT, end_key, id_key, reply_key
 from mosaic.lineage.model import Placement
 from mosaic.lineage.opening import argument_key, task_key
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import MAX_OPEN, Argument, Mark, Mention, OpenCall, Pool, Sent, Session, Summary, Written
+from mosaic.lineage.state import MAX_OPEN, Argument, End, Mark, Mention, OpenCall, Pool, Sent, Session, Summary, Written
 from mosaic.records import SessionKind
 
 MAX_ARGUMENT = 4000
@@ -38,6 +38,8 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
         session.head_call_id = call.call_id
         session.tools, session.system = request.tools, request.system_words
         _note_quotes(pool, session, call.call_id, _new_items(request), sampled=False)
+    else:
+        session.served.add(placement.auxiliary)
     for choice in call.choices:
         _note_choice(pool, request, session, placement.auxiliary, canonical.items([choice.message]))
 
@@ -56,7 +58,7 @@ def _note_choice(pool: Pool, request: Request, session: Session, auxiliary: str 
     call_id = request.call.call_id
     if said:
         whole = canonical.joined([*request.items, *said])
-        pool.put(end_key(canonical.chain(whole)[-1]), Mark(session.session_id, call_id))
+        pool.put(end_key(canonical.chain(whole)[-1]), End(session.session_id, call_id, auxiliary))
     calls = [i for i in said if i.role == "call"]
     for item in calls:
         _note_call(pool, session, call_id, item)

@@ -35,8 +35,9 @@ class Request:
 
     @property
     def digest(self) -> int:
-        """Equal for requests that say and offer the same."""
-        return hash(("sent", self.chain[-1] if self.chain else 0, self.system_text, self.tools))
+        """Equal for requests that say and offer the same, with the same tool-call ids."""
+        ids = tuple(sorted(i.tool_call_id or "" for i in self.items if i.role in ("call", "result")))
+        return hash(("sent", self.chain[-1] if self.chain else 0, self.system_text, self.tools, ids))
 
     @property
     def first_user(self) -> str:
@@ -69,8 +70,12 @@ class Request:
 
     @cached_property
     def told(self) -> list[str]:
-        """The words of all that the user said and of texts that the assistant is made to have said."""
-        return canonical.words(" ".join(i.text for i in self.items if i.role in ("user", "assistant")))
+        """The words of all that the user said and of texts that the assistant is made to have said.
+
+        Without tools also those of the system text: a transcript may stand there.
+        """
+        said = [i.text for i in self.items if i.role in ("user", "assistant")]
+        return canonical.words(" ".join([self.system_text, *said] if self.fresh and not self.tools else said))
 
     @cached_property
     def blocks(self) -> list[str]:

@@ -31,6 +31,14 @@ class Mark:
 
 
 @dataclass(slots=True)
+class End(Mark):
+    """A reply, with all that was said before it."""
+
+    auxiliary: str | None
+    """What the call did for the framework."""
+
+
+@dataclass(slots=True)
 class Sent(Mark):
     """A request as it was sent: a later one that is the same may be a retry."""
 
@@ -117,6 +125,8 @@ class Session:
     """For a spawned session: the tool call that is believed to have opened it."""
     children: list[str] = field(default_factory=list)
     """Sessions that were spawned from it and are not confirmed yet."""
+    served: set[str] = field(default_factory=set)
+    """The kinds of auxiliary calls that it has had."""
     summaries: list[Summary] = field(default_factory=list)
     calls: dict[str, OpenCall] = field(default_factory=dict)
     """Tool-call id -> the call."""
