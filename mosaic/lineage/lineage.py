@@ -8,8 +8,10 @@ notification comes back with a child's last text, the child's link is confirmed;
 swapped.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from mosaic.capture import CapturedCall
 from mosaic.lineage.confirming import confirm
@@ -25,6 +27,8 @@ from mosaic.records import SessionKind
 
 MAX_SESSIONS = 50_000
 """Sessions that are remembered over all pools; of more, those that got no call for longest are forgotten."""
+MAX_MARKS = 2_000_000
+"""Marks that are remembered over all sessions, about 300 bytes each; beyond, the same."""
 IDLE_S = 24 * 3600.0
 """Seconds without a call after which a session is forgotten."""
 
@@ -32,16 +36,21 @@ IDLE_S = 24 * 3600.0
 class Lineage:
     """Incremental lineage over any number of trajectories."""
 
-    def __init__(self, harnesses: Sequence[Harness] = (), max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(
+        self, harnesses: Sequence[Harness] = (), max_sessions: int = MAX_SESSIONS, max_marks: int = MAX_MARKS
+    ) -> None:
         self._harnesses = Harnesses(harnesses)
-        self._max_sessions = max_sessions
-        self._pools: dict[str, Pool] = {}
-        self._recent: dict[tuple[str, str], float] = {}
+        self._max_sessions, self._max_marks = max_sessions, max_marks
+        # Ordered: the first of a plain dict is found only behind all the places that were given up before it.
+        self._pools: OrderedDict[str, Pool] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, str], float] = OrderedDict()
         """(Pool, session) -> when its newest call ended; the longest silent first."""
+        self._marks = 0
 
     def forget(self, pool_key: str) -> None:
         """Drop what is remembered of a pool, so that it is restored from the store when next needed."""
         if (pool := self._pools.pop(pool_key, None)) is not None:
+            self._marks -= pool.size
             for session_id in pool.sessions:
                 self._recent.pop((pool_key, session_id), None)
 
@@ -52,7 +61,7 @@ class Lineage:
 
     def forget_oldest(self, limit: int) -> list[str]:
         """Forget the pools that got no call for longest until `limit` are left; returns those forgotten."""
-        forgotten = list(self._pools)[: max(0, len(self._pools) - limit)]
+        forgotten = list(islice(self._pools, max(0, len(self._pools) - limit)))
         for key in forgotten:
             self.forget(key)
         return forgotten
@@ -60,11 +69,13 @@ class Lineage:
     def place(self, call: CapturedCall) -> Placement:
         """Where `call` stands. Calls must come in the order in which they ended."""
         pool, request = self._pool(call), Request(call, self._harnesses)
+        before = pool.size
         placement = retry(pool, request) or extension(pool, request) or echo(pool, request) or opened(pool, request)
         session = pool.sessions[placement.session_id]
         if placement.opened is None and placement.auxiliary is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
         remember(pool, request, placement)
+        self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
         return placement
 
@@ -75,6 +86,7 @@ class Lineage:
         they were placed; where older ones are missing, what depended on them is not known.
         """
         pool, request = self._pool(call), Request(call, self._harnesses)
+        before = pool.size
         if placement.session_id not in pool.sessions:
             _restore_session(pool, request, placement)
         session = pool.sessions[placement.session_id]
@@ -88,24 +100,31 @@ class Lineage:
                 for summary in other.summaries:
                     summary.used |= summary.call_id == call_id
         remember(pool, request, placement)
+        self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
 
     def _pool(self, call: CapturedCall) -> Pool:
         key = pool_key(call)
-        pool = self._pools.pop(key, None) or Pool()
-        self._pools[key] = pool  # now the most recent one
+        pool = self._pools.setdefault(key, Pool())
+        self._pools.move_to_end(key)
         return pool
 
     def _touch(self, key: str, session_id: str, now: float) -> None:
         """Note that a session got a call, and forget those that got none for long."""
-        self._recent.pop((key, session_id), None)
         self._recent[key, session_id] = now
+        self._recent.move_to_end((key, session_id))
         while True:
             oldest = next(iter(self._recent))
-            if len(self._recent) <= self._max_sessions and self._recent[oldest] >= now - IDLE_S:
+            room = len(self._recent) <= self._max_sessions and (
+                self._marks <= self._max_marks or len(self._recent) == 1
+            )
+            if room and self._recent[oldest] >= now - IDLE_S:
                 return
             del self._recent[oldest]
-            self._pools[oldest[0]].drop(oldest[1])
+            pool = self._pools[oldest[0]]
+            before = pool.size
+            pool.drop(oldest[1])
+            self._marks += pool.size - before
 
 
 def pool_key(call: CapturedCall) -> str:

@@ -6,6 +6,7 @@ more than its sessions do, and each session no more than `MAX_MARKS`.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mosaic.lineage.harness import Claims
@@ -14,7 +15,7 @@ from mosaic.lineage.model import Link
 MAX_MARKS = 4096
 """Marks of one session; the oldest are forgotten beyond."""
 MAX_ALIKE = 64
-"""Marks under one key: the newest of those that say the same."""
+"""Marks under one key, and sessions of one claim: the newest of those that say the same."""
 MAX_OPEN = 64
 """Tool calls of one session that may still be the origin of a subagent."""
 
@@ -25,6 +26,8 @@ class Mark:
 
     session_id: str
     call_id: str
+    key: int = field(init=False, default=0)
+    """Where it was put."""
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class Session:
     summaries: list[Summary] = field(default_factory=list)
     calls: dict[str, OpenCall] = field(default_factory=dict)
     """Tool-call id -> the call."""
-    marks: deque[tuple[int, Mark]] = field(default_factory=deque)
+    marks: deque[Mark] = field(default_factory=deque)
 
 
 class Pool:
@@ -129,29 +132,37 @@ class Pool:
         """Trajectory -> number of sessions opened."""
         self.pending: dict[str, None] = {}
         """Sessions that have auxiliary calls only."""
+        self.size = 0
+        """Marks that it holds."""
         self._live: dict[str, int] = {}
         """Trajectory -> number of its sessions that are remembered."""
-        self._marks: dict[int, list[Mark]] = {}
+        self._marks: dict[int, Mark | list[Mark]] = {}
+        """Key -> the one mark under it, or those that there are."""
         self._agents: dict[tuple[str, str], list[str]] = {}
-        """(What is claimed, value) -> the sessions, oldest first."""
+        """(What is claimed, value) -> the newest sessions, oldest first."""
 
     def put(self, key: int, mark: Mark) -> None:
-        """Remember a mark for as long as its session is remembered."""
+        """Remember a mark, which is in no other place, for as long as its session is remembered."""
         session = self.sessions[mark.session_id]
+        mark.key = key
         alike = self._marks.get(key)
         if alike is None:
-            self._marks[key] = [mark]
-        else:
+            self._marks[key] = mark
+        elif isinstance(alike, list):
             if len(alike) >= MAX_ALIKE:
                 del alike[0]
             alike.append(mark)
-        session.marks.append((key, mark))
+        else:
+            self._marks[key] = [alike, mark]
+        session.marks.append(mark)
+        self.size += 1
         if len(session.marks) > MAX_MARKS:
-            self._remove(*session.marks.popleft())
+            self._remove(session.marks.popleft())
 
-    def find(self, key: int) -> list[Mark]:
+    def find(self, key: int) -> Sequence[Mark]:
         """The marks under a key, oldest first."""
-        return self._marks.get(key, _NOTHING)
+        found = self._marks.get(key, _NOTHING)
+        return (found,) if isinstance(found, Mark) else found
 
     def add(self, session: Session) -> None:
         """Take in a session."""
@@ -160,10 +171,13 @@ class Pool:
         known = self.trajectories.get(session.trajectory_id, 0)
         self.trajectories[session.trajectory_id] = max(known, session.position + 1)
         for claim in _claimed(session.claims):
-            self._agents.setdefault(claim, []).append(session.session_id)
+            alike = self._agents.setdefault(claim, [])
+            if len(alike) >= MAX_ALIKE:
+                del alike[0]
+            alike.append(session.session_id)
 
     def of_agent(self, what: str, value: str | None) -> list[Session]:
-        """The sessions that claim to be of an agent (or of a trajectory), oldest first."""
+        """The newest sessions that claim to be of an agent (or of a trajectory), oldest first."""
         found = self._agents.get((what, value), ()) if value is not None else ()
         return [self.sessions[session_id] for session_id in found]
 
@@ -171,30 +185,28 @@ class Pool:
         """Forget a session with all that points to it."""
         session = self.sessions.pop(session_id)
         self.pending.pop(session_id, None)
-        for key, mark in session.marks:
-            self._remove(key, mark)
+        for mark in session.marks:
+            self._remove(mark)
         for claim in _claimed(session.claims):
-            others = self._agents[claim]
-            others.remove(session_id)
+            others = [other for other in self._agents[claim] if other != session_id]
+            self._agents[claim] = others
             if not others:
                 del self._agents[claim]
         self._live[session.trajectory_id] -= 1
         if not self._live[session.trajectory_id]:
             del self._live[session.trajectory_id], self.trajectories[session.trajectory_id]
 
-    def _remove(self, key: int, mark: Mark) -> None:
-        alike = self._marks.get(key)
-        if alike is None:
-            return
-        for at, other in enumerate(alike):
-            if other is mark:
-                del alike[at]
-                break
-        if not alike:
-            del self._marks[key]
+    def _remove(self, mark: Mark) -> None:
+        self.size -= 1
+        alike = self._marks.get(mark.key)
+        if isinstance(alike, list):
+            self._marks[mark.key] = [other for other in alike if other is not mark]
+            alike = self._marks[mark.key]
+        if alike is mark or alike == []:
+            del self._marks[mark.key]
 
 
-_NOTHING: list[Mark] = []
+_NOTHING: Sequence[Mark] = ()
 
 
 def _claimed(claims: Claims) -> list[tuple[str, str]]:
