@@ -33,7 +33,7 @@ HARNESS = Harness(
     auxiliary={
         "title": (
             r"\btitle generator\b",
-            rf"^\W*(?:please )?(?:generate|create|write|give)\b.{{0,40}}\btitle\b.{{0,40}}\b{_NOUN}\b",
+            rf"^\W*(?:task:\s*)?(?:please )?(?:generate|create|write|give)\b.{{0,40}}\btitle\b.{{0,40}}\b{_NOUN}\b",
         ),
         "commit message": (r"^\W*(?:you are .{0,80})?(?:generate|write|create)s?\b.{0,60}\bcommit messages?\b",),
         "quota": (r"^\W*(?:quota|ping)\W*$",),

@@ -9,16 +9,16 @@ swapped.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from mosaic.capture import CapturedCall
 from mosaic.lineage.confirming import confirm
-from mosaic.lineage.continuing import echo, extension, retry
+from mosaic.lineage.continuing import echo, extension, late, retry
 from mosaic.lineage.harness import Harness, Harnesses
 from mosaic.lineage.model import Link, Placement, Rung
-from mosaic.lineage.opening import claim, opened
+from mosaic.lineage.opening import MAX_PENDING, claim, opened
 from mosaic.lineage.placing import state_of
 from mosaic.lineage.remembering import remember
 from mosaic.lineage.request import Request
@@ -31,6 +31,9 @@ MAX_MARKS = 2_000_000
 """Marks that are remembered over all sessions, about 300 bytes each; beyond, the same."""
 IDLE_S = 24 * 3600.0
 """Seconds without a call after which a session is forgotten."""
+
+
+_LADDER: tuple[Callable[[Pool, Request], Placement | None], ...] = (retry, late, extension, echo, opened)
 
 
 class Lineage:
@@ -70,7 +73,7 @@ class Lineage:
         """Where `call` stands. Calls must come in the order in which they ended."""
         pool, request = self._pool(call), Request(call, self._harnesses)
         before = pool.size
-        placement = retry(pool, request) or extension(pool, request) or echo(pool, request) or opened(pool, request)
+        placement = next(found for rung in _LADDER if (found := rung(pool, request)) is not None)
         session = pool.sessions[placement.session_id]
         if placement.opened is None and placement.auxiliary is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
@@ -91,7 +94,7 @@ class Lineage:
             _restore_session(pool, request, placement)
         session = pool.sessions[placement.session_id]
         if placement.auxiliary is not None and session.head_call_id is None and placement.opened is not None:
-            session.pending = f" {' '.join(request.told)} "
+            session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
             pool.pending[session.session_id] = None
         if placement.opened is None and placement.auxiliary is None and session.calls:
             confirm(pool, request, session)

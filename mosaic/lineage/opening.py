@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 from mosaic.lineage import phrases
 from mosaic.lineage.canonical import words
@@ -9,13 +10,15 @@ from mosaic.lineage.continuing import compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, opening, root, undecided
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import Argument, Mark, Mention, OpenCall, Pool, Session
+from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
 """Texts of one session that a request must quote to count as a transcript of it; a tool-call id is worth as many."""
 BARE = 40
 """Longest text, in characters, of a probe that offers tools; anything longer is a task."""
+MAX_PENDING = 4000
+"""Words of an auxiliary call that are remembered while its session is not there."""
 LONG = 12
 """Words from which an argument inside a longer prompt is evidence enough."""
 
@@ -183,9 +186,9 @@ def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[
     texts = [i.text for i in request.items if i.role == "user"]
     for word in dict.fromkeys(w for text in (request.system_text, *texts) for w in text.split()):
         found = pool.find(id_key(word.strip("\"'()[]{},:;<>")))
-        if len(found) == 1:
-            quoted[found[0].session_id] += MIN_QUOTES
-            named.add(found[0].session_id)
+        if len({pool.sessions[m.session_id].trajectory_id for m in found}) == 1:
+            quoted[found[-1].session_id] += MIN_QUOTES
+            named.add(found[-1].session_id)
     return quoted, named
 
 
@@ -198,14 +201,17 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     if most < (2 if _asks(request) else MIN_QUOTES):
         return None
     best = [pool.sessions[s] for s, n in quoted.items() if n == most]
+    kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
+    kind = kind or ("summary" if _asks(request) else "side")
     if len({s.trajectory_id for s in best}) > 1:
-        return undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), [Mark(s.session_id, "") for s in best])
+        marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
+        return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
     session = best[-1]
-    kind = request.harnesses.auxiliary(request.system_text, request.newest_asked) or "summary"
     others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
     sure = session.session_id in named or request.call.trajectory_id is not None
     score = 0.95 if sure else 0.75 if others or most < MIN_QUOTES else UNANCHORED
-    why = Why(Rung.QUOTE, score, {"quotes": most}, others[:8])
+    rounds = {h.call_id for h in hits if h.session_id == session.session_id and h.sampled}
+    why = Why(Rung.QUOTE, score, {"quotes": most, "rounds": len(rounds)}, others[:8])
     return inside(request, session, session.head_call_id, why, auxiliary=kind)
 
 
@@ -260,9 +266,12 @@ def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
 
 def _waiting(pool: Pool, request: Request, kind: str, why: Why) -> Placement:
     """An auxiliary call whose session is not there (yet)."""
-    placed = opening(pool, request, SessionKind.ROOT, None, why)
+    return _pending(pool, request, kind, opening(pool, request, SessionKind.ROOT, None, why))
+
+
+def _pending(pool: Pool, request: Request, kind: str, placed: Placement) -> Placement:
     session = pool.sessions[placed.session_id]
-    session.pending = f" {' '.join(request.told)} "
+    session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
     pool.pending[session.session_id] = None
     return replace(placed, auxiliary=kind, names_task=False)
 
@@ -270,13 +279,13 @@ def _waiting(pool: Pool, request: Request, kind: str, why: Why) -> Placement:
 def _awaited(pool: Pool, request: Request) -> Placement | None:
     """The session for which an auxiliary call (a title) came first."""
     wanted = f" {' '.join(words(request.first_user))} "
-    waiting = [s for i in list(pool.pending)[-64:] if same_agent(request, s := pool.sessions[i])]
+    waiting = [s for i in islice(reversed(pool.pending), MAX_ALIKE) if same_agent(request, s := pool.sessions[i])]
     by_claim = [s for s in waiting if s.claims.agent is not None and s.claims.agent == request.claims.agent]
     named = request.call.trajectory_id is not None
     found = by_claim or [s for s in waiting if named or (len(wanted) > 10 and wanted in s.pending)]
     if not found or (not by_claim and (len(found) > 1 or pool.find(task_key(request.first_user)))):
         return None
-    session = found[-1]
+    session = found[0]  # the newest
     session.tools, session.system = request.tools, request.system_words
     session.first_user, session.first_item = request.first_user, request.first_item
     why = Why(Rung.CLAIM if by_claim else Rung.QUOTE, 0.95 if by_claim else 0.85, {"announced": True})

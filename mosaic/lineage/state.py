@@ -95,6 +95,10 @@ class Summary:
     call_id: str
     cores: tuple[str, ...]
     """Its words, and those inside its outer tags, each as one text."""
+    after: str | None
+    """The call that it went on from."""
+    part: bool
+    """True when it tells only a part of its session, such as one tool call."""
     used: bool = False
 
 
