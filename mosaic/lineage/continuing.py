@@ -1,6 +1,7 @@
 """Requests that carry on from what was said before: retries, extensions of a chain, and histories that were edited."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.capture import CallStatus
@@ -89,7 +90,7 @@ def extension(pool: Pool, request: Request) -> Placement | None:
     return None
 
 
-def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placement:  # noqa: PLR0911 - a ladder
+def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Placement:  # noqa: PLR0911 - a ladder
     evidence = {"items": k + 1, "of": len(request.items)}
     found = _narrowed(pool, request, ends, k)
     if len({pool.sessions[e.session_id].trajectory_id for e in found}) > 1:
@@ -120,7 +121,7 @@ def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placeme
     return inside(request, session, end.call_id, Why(Rung.PREFIX, most, evidence))
 
 
-def _narrowed(pool: Pool, request: Request, ends: list[Mark], k: int) -> list[Mark]:
+def _narrowed(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Sequence[Mark]:
     """Of the calls that said the same, those that the request can go on from: its ids and claims tell."""
     ends = [e for e in ends if _same_trajectory(request, pool.sessions[e.session_id])] or ends
     if len(ends) > 1:

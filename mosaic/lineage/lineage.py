@@ -16,6 +16,7 @@ from itertools import islice
 from mosaic.capture import CapturedCall
 from mosaic.lineage.confirming import confirm
 from mosaic.lineage.continuing import echo, extension, late, retry
+from mosaic.lineage.ending import endings, rolled_over
 from mosaic.lineage.harness import Harness, Harnesses
 from mosaic.lineage.model import Link, Placement, Rung
 from mosaic.lineage.opening import MAX_PENDING, claim, opened
@@ -78,6 +79,10 @@ class Lineage:
         if placement.opened is None and placement.auxiliary is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
         remember(pool, request, placement)
+        ended = endings(pool, request, placement)
+        over = rolled_over(pool, placement) if call.trajectory_id is None else ()
+        if ended or over:
+            placement = replace(placement, ended=ended, rolled_over=over)
         self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
         return placement
@@ -97,12 +102,14 @@ class Lineage:
             session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
             pool.pending[session.session_id] = None
         if placement.opened is None and placement.auxiliary is None and session.calls:
-            confirm(pool, request, session)
+            placement = replace(placement, relinked=confirm(pool, request, session))
         for call_id in placement.confirmed:
             for other in pool.sessions.values():
                 for summary in other.summaries:
                     summary.used |= summary.call_id == call_id
         remember(pool, request, placement)
+        endings(pool, request, placement)
+        rolled_over(pool, placement)
         self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
 

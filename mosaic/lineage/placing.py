@@ -1,5 +1,6 @@
 """How a decision becomes a placement: a call inside a session, or one that opens a session."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.lineage.model import LINK_THRESHOLD, Link, Placement, Rung, Why
@@ -60,7 +61,7 @@ def opening(pool: Pool, request: Request, kind: SessionKind, parent: Mark | None
     )
 
 
-def undecided(pool: Pool, request: Request, why: Why, candidates: list[Mark]) -> Placement:
+def undecided(pool: Pool, request: Request, why: Why, candidates: Sequence[Mark]) -> Placement:
     """A root of its own: what spoke for another place is not enough, and is kept for review."""
     rivals = {(m.session_id, m.call_id): None for m in candidates}
     found = tuple({"session": s, "call": c, "score": round(why.score, 2)} for s, c in rivals)
