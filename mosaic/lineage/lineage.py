@@ -76,7 +76,10 @@ class Lineage:
         before = pool.size
         placement = next(found for rung in _LADDER if (found := rung(pool, request)) is not None)
         session = pool.sessions[placement.session_id]
-        if placement.opened is None and placement.auxiliary is None and session.calls:
+        if placement.auxiliary is not None:  # kept also where the tag is taken back: it restores what was known then
+            evidence = {**placement.why.evidence, "serves": placement.auxiliary}
+            placement = replace(placement, why=replace(placement.why, evidence=evidence))
+        elif placement.opened is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
         remember(pool, request, placement)
         ended = endings(pool, request, placement)
