@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, distinct, exists, func, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from mosaic.capture import CapturedCall
 from mosaic.lineage import Ending, Harness, Lineage, Link, Placement
@@ -62,6 +62,8 @@ class _Pool:
     trajectories: dict[str, dict[str, Any]] = field(default_factory=dict)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     before: dict[str, tuple[str, str, str | None, str | None]] = field(default_factory=dict)
+    derived: set[str] = field(default_factory=set)
+    """Task keys that came from a call's first user text, and not from an operator."""
 
     def take(self, call: CapturedCall, was: Placement, tag: str | None, placement: Placement) -> None:
         """Note where a call should stand, and where it stands."""
@@ -79,6 +81,8 @@ class _Pool:
         if placement.opened is not None:
             row = session_row(call, placement.opened, placement.trajectory_id, placement.position)
             self.sessions[placement.session_id] = row
+        if was.parent_call_id is None:
+            self.derived.add(task_row(call)["task_key"])
         if placement.names_task and trajectory["task_key"] is None:
             task = task_row(call)
             self.tasks[task["task_key"]] = task
@@ -118,7 +122,7 @@ def relink(
 
 def _pools(connection: Connection) -> Iterator[str]:
     """All pools: the clients whose trajectories lineage found, then those that an operator named."""
-    clients = select(distinct(CallRow.client)).where(CallRow.attribution == "lineage")
+    clients = select(CallRow.client).where(CallRow.attribution == "lineage").distinct()
     for client in connection.scalars(clients):
         yield f"c:{client}"
     named = select(TrajectoryRow.trajectory_id).where(TrajectoryRow.attribution != "lineage")
@@ -171,6 +175,7 @@ def _write(connection: Connection, pool: _Pool, moved: list[str]) -> None:
     insert_new(connection, TaskRow, pool.tasks.values())
     new = [{"reward": None, "trained_version": None, "trained_job_id": None, **t} for t in pool.trajectories.values()]
     insert_new(connection, TrajectoryRow, new)
+    _rename_tasks(connection, pool)
     before = {pool.before[call_id][0] for call_id in moved}
     _write_sessions(connection, pool, [*dict.fromkeys([*before, *pool.trajectories])])
     places = [
@@ -185,6 +190,17 @@ def _write(connection: Connection, pool: _Pool, moved: list[str]) -> None:
     _remove_empty(connection, before)
     for some in batched(list(pool.trajectories)):
         _refresh(connection, some)
+
+
+def _rename_tasks(connection: Connection, pool: _Pool) -> None:
+    """Trajectories whose task came from a first user text, and now from another."""
+    for some in batched(list(pool.trajectories)):
+        query = select(TrajectoryRow.trajectory_id, TrajectoryRow.task_key).where(TrajectoryRow.trajectory_id.in_(some))
+        for trajectory_id, key in connection.execute(query.where(TrajectoryRow.attribution == "lineage")).all():
+            new = pool.trajectories[trajectory_id]["task_key"]
+            if new is not None and key != new and (key is None or key in pool.derived):
+                renamed = update(TrajectoryRow).where(TrajectoryRow.trajectory_id == trajectory_id)
+                connection.execute(renamed.values(task_key=new))
 
 
 _PLACE = ("trajectory_id", "session_id", "parent_call_id", "auxiliary")

@@ -48,7 +48,7 @@ def placed(store: Store) -> dict[str, Any]:
         "calls": (CallRow, ("trajectory_id", "session_id", "parent_call_id", "auxiliary", "rung", "score", "evidence")),
         "sessions": (SessionRow, ("trajectory_id", "kind", "parent_session_id", "position", "ended", "ended_at")),
         "links": (LinkRow, ("trajectory_id", "kind", "parent_call_id", "rung", "score", "evidence", "rivals")),
-        "trajectories": (TrajectoryRow, ("task_key", "state", "updated_at", "policy_version")),
+        "trajectories": (TrajectoryRow, ("task_key", "updated_at", "policy_version")),
     }
     with store.database.reading() as connection:
         return {
@@ -68,7 +68,7 @@ KEYS = {
 }
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_lineage_from_the_store_is_that_of_the_live_path(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -91,9 +91,11 @@ def test_lineage_from_the_store_is_that_of_the_live_path(
 
 
 def test_what_was_recorded_without_tables_is_placed_as_with_them(database_url: str, tmp_path: Path) -> None:
-    calls = calls_of(["title_first", "codex" if "codex" in PLAYBOOKS else "nested", "memory", "twice"], 3, same=False)
+    calls = calls_of(["title_first", "nested", "memory", "twice"], 3, same=False)
     store, known = Store(database_url), Store(f"sqlite:///{tmp_path}/known.db", harnesses=HARNESSES)
-    store.record(calls)
+    at_work = Store(database_url, harnesses=HARNESSES)
+    store.record(calls[:-5])
+    at_work.record(calls[-5:])
     known.record(calls)
     told = relink(store.database, HARNESSES, dry_run=True)
     assert told.moved
@@ -102,11 +104,11 @@ def test_what_was_recorded_without_tables_is_placed_as_with_them(database_url: s
     assert check(store.database, deep=True) == []
     # A writer that was at work before goes on from what is there now.
     more = calls_of(["at_once"], 4, same=False)
-    store.record(more)
+    at_work.record(more)
     known.record(more)
     assert placed(store) == placed(known)
-    store.close()
-    known.close()
+    for one in (store, at_work, known):
+        one.close()
 
 
 def test_older_calls_learn_why_they_stand_where_they_stand(database_url: str) -> None:
