@@ -14,6 +14,7 @@ HARNESS = Harness(
         "safety": (r"determine the command prefix|process bash commands that an ai",),
         "git": (r"analyz\w+ git history",),
         "warm-up": (r"^\s*warmup\s*$",),
-        "suggestion": (r"\[SUGGESTION MODE|predict what the user (?:will|would)",),
+        "suggestion": (r"predict what the user (?:will|would)",),
     },
+    asides={"suggestion": (r"^\W*\[SUGGESTION MODE",)},
 )

@@ -25,6 +25,7 @@ HARNESS = Harness(
     },
     summary=(
         rf"\b(?:summari[sz]e|condense|compact|recap)\b.{{0,60}}\b{_NOUN}\b",
+        r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",
         rf"\bsummary of\b.{{0,40}}\b{_NOUN}\b",
         r"\bcontext (?:summari[sz]ation|extraction|compaction)\b",
         r"\bhand(?:ing)? (?:off|over) your work\b",
@@ -32,9 +33,9 @@ HARNESS = Harness(
     auxiliary={
         "title": (
             r"\btitle generator\b",
-            rf"^\W*(?:please )?(?:generate|create|write|give)\b.{{0,40}}\btitle\b.{{0,40}}\b{_NOUN}\b",
+            rf"^\W*(?:task:\s*)?(?:please )?(?:generate|create|write|give)\b.{{0,40}}\btitle\b.{{0,40}}\b{_NOUN}\b",
         ),
-        "commit message": (r"^\W*(?:you are .{0,80})?(?:generate|write|create)\b.{0,60}\bcommit message\b",),
+        "commit message": (r"^\W*(?:you are .{0,80})?(?:generate|write|create)s?\b.{0,60}\bcommit messages?\b",),
         "quota": (r"^\W*(?:quota|ping)\W*$",),
         "warm-up": (r"^\W*warm-?up\W*$",),
     },

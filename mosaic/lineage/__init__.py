@@ -6,6 +6,6 @@ what makes `mosaic relink` possible. Doubt is shown, not hidden: a link under 0.
 
 from mosaic.lineage.harness import Harness
 from mosaic.lineage.lineage import Lineage
-from mosaic.lineage.model import Link, Placement, Rung, Why
+from mosaic.lineage.model import Ending, Link, Placement, Rung, Why
 
-__all__ = ["Harness", "Lineage", "Link", "Placement", "Rung", "Why"]
+__all__ = ["Ending", "Harness", "Lineage", "Link", "Placement", "Rung", "Why"]

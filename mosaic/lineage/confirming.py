@@ -4,32 +4,48 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mosaic.lineage import canonical
+from mosaic.lineage.continuing import reply_key
 from mosaic.lineage.model import Link, Rung
 from mosaic.lineage.request import Request, contains
 from mosaic.lineage.state import OpenCall, Pool, Session
 
+MIN_SAID = 8
+"""Shortest text, in characters, that is recognised inside a longer one."""
+MAX_TOLD = 32
+"""Newest user texts of a request that are looked at for notifications."""
+MAX_SUCCESSORS = 100
+"""Compactions of a child that are followed to its last text."""
+
 
 def confirm(pool: Pool, request: Request, parent: Session) -> tuple[Link, ...]:
     """Close the tool calls whose results came back, and bind the children whose last text came with them."""
-    results = [i for i in request.items if i.role == "result"]
     changed: dict[str, Link] = {}
-    for item in results:
-        call = parent.calls.get(item.tool_call_id or "")
-        if call is not None:
-            call.closed = True
-    if not parent.children:
-        return ()
-    for item in results:
-        call = parent.calls.get(item.tool_call_id or "")
-        if call is not None:
+    for item in request.items:
+        call = parent.calls.get(item.tool_call_id or "") if item.role == "result" else None
+        if call is None or call.closed:
+            continue
+        call.closed = True
+        if parent.children:
             _bind_fitting(pool, parent, call, item.text, changed)
-    told = [i.text for i in request.items if i.role == "user"]
-    for text in [*told[1:], *canonical.reminders(request.call.messages)]:
+    if not parent.children:
+        return tuple(changed.values())
+    told = [i.text for i in request.items if i.role == "user"][1:]
+    for text in [*told[-MAX_TOLD:], *canonical.reminders(request.call.messages)]:
         for child in _children(pool, parent):
-            if child.claimed is not None and _fits(child, text):
+            if child.claimed is not None and _fits(pool, child, text):
                 named = next((c for i, c in parent.calls.items() if i in text), child.claimed)
                 changed.update({link.session_id: link for link in _bind(pool, child, named, sure=True)})
     return tuple(changed.values())
+
+
+def last_of(pool: Pool, session: Session) -> Session:
+    """The session in which the agent of `session` is now, after its compactions."""
+    for _ in range(MAX_SUCCESSORS):
+        after = pool.sessions.get(session.successor or "")
+        if after is None:
+            break
+        session = after
+    return session
 
 
 def _children(pool: Pool, parent: Session) -> list[Session]:
@@ -37,17 +53,21 @@ def _children(pool: Pool, parent: Session) -> list[Session]:
 
 
 def _bind_fitting(pool: Pool, parent: Session, call: OpenCall, text: str, changed: dict[str, Link]) -> None:
-    fitting = [c for c in _children(pool, parent) if _fits(c, text)]
+    fitting = [c for c in _children(pool, parent) if _fits(pool, c, text)]
     if not fitting:
         return
     child = next((c for c in fitting if c.claimed is call), fitting[0])
+    if child.claimed is not None and child.claimed.tool != call.tool:
+        call = child.claimed  # a tool that waits for children and gives their reports
     changed.update({link.session_id: link for link in _bind(pool, child, call, sure=len(fitting) == 1)})
 
 
-def _fits(child: Session, text: str) -> bool:
+def _fits(pool: Pool, child: Session, text: str) -> bool:
     collapsed = canonical.collapse(text)
-    for said in child.last_said:
-        if said == collapsed or (len(said) >= 8 and (said in collapsed or contains(canonical.words(text), said))):
+    for said in last_of(pool, child).last_said:
+        if said == collapsed:
+            return True
+        if len(said) >= MIN_SAID and (said in collapsed or contains(canonical.words(text), said)):
             return True
     return False
 
@@ -68,10 +88,17 @@ def _bind(pool: Pool, child: Session, call: OpenCall, *, sure: bool) -> Iterator
         child.link,
         parent_call_id=call.call_id,
         rung=Rung.RESULT,
-        score=0.99 if sure else child.link.score,
+        score=0.99 if sure and not _ambiguous(pool, child) else child.link.score,
         evidence={**child.link.evidence, "tool_call": call.tool_call_id},
     )
     parent = pool.sessions[call.session_id]
     if child.session_id in parent.children:
         parent.children.remove(child.session_id)
     yield child.link
+
+
+def _ambiguous(pool: Pool, child: Session) -> bool:
+    """Whether another attempt has a child that was asked the same or says the same."""
+    known = [pool.sessions.get(rival.get("session", "")) for rival in child.link.rivals]
+    said = [pool.sessions[m.session_id] for text in child.last_said for m in pool.find(reply_key(text))]
+    return any(s is not None and s.trajectory_id != child.trajectory_id for s in (*known, *said))

@@ -1,14 +1,15 @@
 """Requests that carry on from what was said before: retries, extensions of a chain, and histories that were edited."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.capture import CallStatus
 from mosaic.lineage import phrases
 from mosaic.lineage.model import Placement, Rung, Why
-from mosaic.lineage.placing import inside, opening, undecided
+from mosaic.lineage.placing import UNANCHORED, inside, opening, undecided
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import Mark, Pool, Sent, Session, Summary, Written
+from mosaic.lineage.state import End, Mark, Pool, Sent, Session, Summary, Written
 from mosaic.records import SessionKind
 
 MIN_TEXT = 12
@@ -21,6 +22,11 @@ _ID = re.compile(r"[\w.:-]{6,}")
 def end_key(chain: int) -> int:
     """Where a call is found that ends a chain."""
     return hash(("end", chain))
+
+
+def gap_key(chain: int, ids: tuple[str, ...]) -> int:
+    """Where the calls are found that went on from a reply which was not known then; `ids` are of its tool calls."""
+    return hash(("gap", chain, ids))
 
 
 def id_key(tool_call_id: str) -> int:
@@ -50,9 +56,30 @@ def retry(pool: Pool, request: Request) -> Placement | None:
         return None
     evidence = {"retry_of": sent.call_id, "retry_count": request.call.retry_count, "failed": not sent.ended_well}
     session = pool.sessions[sent.session_id]
-    why = Why(Rung.RETRY, 0.97 if sure or request.call.retry_count else 0.9, evidence)
+    why = Why(Rung.RETRY, 0.97 if sure else UNANCHORED, evidence)
     placed = inside(request, session, sent.parent_call_id, why, auxiliary=None)
     return replace(placed, retry_of=sent.call_id)
+
+
+def late(pool: Pool, request: Request) -> Placement | None:
+    """A call that arrives after one that went on from it: another worker's, or one that waited in a spool."""
+    for reply in request.replies:
+        for mark in pool.find(gap_key(reply.end, reply.ids)):
+            session = pool.sessions[mark.session_id]
+            if _claims_another(request, session):
+                continue
+            before = next(
+                (
+                    e
+                    for k in range(len(request.items) - 1, -1, -1)
+                    for e in pool.find(end_key(request.chain[k]))
+                    if e.session_id == mark.session_id
+                ),
+                None,
+            )
+            parent = before.call_id if before is not None else None
+            return inside(request, session, parent, Why(Rung.PREFIX, 0.97, {"late": True, "before": mark.call_id}))
+    return None
 
 
 def extension(pool: Pool, request: Request) -> Placement | None:
@@ -63,7 +90,7 @@ def extension(pool: Pool, request: Request) -> Placement | None:
     return None
 
 
-def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placement:  # noqa: PLR0911 - a ladder
+def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Placement:  # noqa: PLR0911 - a ladder
     evidence = {"items": k + 1, "of": len(request.items)}
     found = _narrowed(pool, request, ends, k)
     if len({pool.sessions[e.session_id].trajectory_id for e in found}) > 1:
@@ -73,7 +100,7 @@ def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placeme
     session = pool.sessions[end.session_id]
     # Without tool-call ids, the same words may be those of another attempt.
     anchored = bool(request.ids) or request.call.trajectory_id is not None
-    most = 0.99 if anchored else 0.88
+    most = 0.99 if anchored else UNANCHORED
     asked = request.asked(k)
     if serves := _serves(request, session, end, asked):
         return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
@@ -94,7 +121,7 @@ def _extended(pool: Pool, request: Request, ends: list[Mark], k: int) -> Placeme
     return inside(request, session, end.call_id, Why(Rung.PREFIX, most, evidence))
 
 
-def _narrowed(pool: Pool, request: Request, ends: list[Mark], k: int) -> list[Mark]:
+def _narrowed(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Sequence[Mark]:
     """Of the calls that said the same, those that the request can go on from: its ids and claims tell."""
     ends = [e for e in ends if _same_trajectory(request, pool.sessions[e.session_id])] or ends
     if len(ends) > 1:
@@ -119,11 +146,11 @@ def _serves(request: Request, session: Session, end: Mark, asked: str) -> str | 
         return "summary"
     if request.claims.kind == "compaction":
         return "summary"
-    if end.call_id in (s.call_id for s in session.summaries) and session.head_call_id != end.call_id:
-        return "summary"  # goes on from a summary, as helpers do
+    if isinstance(end, End) and end.auxiliary is not None:
+        return end.auxiliary  # goes on from a call that serves the framework
     if asked and request.other_agent(session.system, session.tools):
         return request.harnesses.auxiliary(request.system_text, asked)
-    return None
+    return request.harnesses.aside(asked) if asked else None
 
 
 def echo(pool: Pool, request: Request) -> Placement | None:
@@ -170,17 +197,25 @@ def compacts(pool: Pool, request: Request, session: Session) -> Placement | None
         evidence = {"summary_elsewhere": stray.call_id, "kept": True}
         parent = Mark(session.session_id, session.head_call_id or "")
         return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, 0.85, evidence))
-    if not open_:
+    if not open_ or (not carried and request.first_item == session.first_item):
         return None
-    if not carried and request.first_item == session.first_item:
-        return None
+    if carried and request.ids and all(s.part for s in carried):
+        why = Why(Rung.ECHO, 0.95, {"shortened_by": [s.call_id for s in carried], "edited": True})
+        return inside(request, session, session.head_call_id, why)
+    return _compacted(pool, request, session, carried)
+
+
+def _compacted(pool: Pool, request: Request, session: Session, carried: list[Summary]) -> Placement:
+    """A session that goes on from `session` with the summaries that the request carries, or else the newest."""
+    open_ = [s for s in session.summaries if not s.used]
     used = carried or open_[-1:]
-    # Without tool-call ids, the same words may be those of an attempt whose summary is not known.
-    anchored = bool(session.calls) or request.call.trajectory_id is not None
-    score = 0.97 if carried and anchored else 0.85 if carried else 0.8
+    used = [s for s in open_ if s in used or s.call_id in [u.after for u in used]]
+    # Without tool-call ids or claims, the same words may be those of an attempt whose summary is not known.
+    named = request.claims.agent is not None and request.claims.agent == session.claims.agent
+    anchored = named or request.call.trajectory_id is not None or any(i in session.calls for i in request.ids)
+    score = 0.97 if carried and anchored else UNANCHORED if carried else 0.8
     evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
-    newest: Summary = used[-1]
-    parent = Mark(session.session_id, newest.call_id)
+    parent = Mark(session.session_id, used[-1].call_id)
     placed = opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, score, evidence))
     if placed.opened is None or placed.opened.kind is not SessionKind.COMPACTION:
         return placed
@@ -198,7 +233,10 @@ def _stray_summary(pool: Pool, request: Request, session: Session) -> Mark | Non
 
 
 def _newest_emitter(pool: Pool, request: Request, after: int = -1) -> Mark | None:
-    """The call that emitted the newest tool-call id beyond item `after`, if only one call emitted that id."""
+    """The call that emitted the newest tool-call id beyond item `after`, or the newest session that kept it.
+
+    None where several attempts have it.
+    """
     looked = 0
     for item in reversed(request.items[after + 1 :]):
         ids = [item.tool_call_id] if item.tool_call_id else []
@@ -208,7 +246,7 @@ def _newest_emitter(pool: Pool, request: Request, after: int = -1) -> Mark | Non
         for tool_call_id in ids:
             if found := pool.find(id_key(tool_call_id)):
                 agents = [m for m in found if same_agent(request, pool.sessions[m.session_id])] or found
-                if len({m.session_id for m in agents}) == 1:
+                if len({pool.sessions[m.session_id].trajectory_id for m in agents}) == 1:
                     return agents[-1]
                 return None
     return None

@@ -52,6 +52,9 @@ class Harness:
     """Patterns of the user text with which it asks for a summary of the history."""
     auxiliary: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Kind of auxiliary call -> patterns of its opening system or user text."""
+    asides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Kind of auxiliary call -> patterns of a newest user text that no user writes: with it, the call serves the
+    framework even when it goes on with the history, under the same tools."""
     helper: tuple[str, ...] = ()
     """Patterns of the opening text of further calls that belong to a compaction."""
 
@@ -85,6 +88,11 @@ class Harnesses:
         kinds = dict.fromkeys(kind for h in self._known for kind in h.auxiliary)
         return [(kind, _any(p for h in self._known for p in h.auxiliary.get(kind, ()))) for kind in kinds]
 
+    @cached_property
+    def _asides(self) -> list[tuple[str, re.Pattern[str]]]:
+        kinds = dict.fromkeys(kind for h in self._known for kind in h.asides)
+        return [(kind, _any(p for h in self._known for p in h.asides.get(kind, ()))) for kind in kinds]
+
     def claims(self, headers: Mapping[str, str], params: Mapping[str, Any]) -> Claims:
         """The claims of the first framework whose ids are there."""
         client = params.get("client_request")
@@ -110,6 +118,10 @@ class Harnesses:
             if pattern.search(system[:1500]) or pattern.search(user[:1500]) or pattern.search(user[-500:]):
                 return kind
         return None
+
+    def aside(self, user: str) -> str | None:
+        """The kind of auxiliary call that goes on with the history, by its newest user text."""
+        return next((kind for kind, pattern in self._asides if pattern.search(user[:300])), None)
 
 
 _NONE = Claims()

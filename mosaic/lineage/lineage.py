@@ -9,16 +9,17 @@ swapped.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
 from mosaic.capture import CapturedCall
 from mosaic.lineage.confirming import confirm
-from mosaic.lineage.continuing import echo, extension, retry
+from mosaic.lineage.continuing import echo, extension, late, retry
+from mosaic.lineage.ending import endings, rolled_over
 from mosaic.lineage.harness import Harness, Harnesses
 from mosaic.lineage.model import Link, Placement, Rung
-from mosaic.lineage.opening import claim, opened
+from mosaic.lineage.opening import MAX_PENDING, claim, opened
 from mosaic.lineage.placing import state_of
 from mosaic.lineage.remembering import remember
 from mosaic.lineage.request import Request
@@ -31,6 +32,9 @@ MAX_MARKS = 2_000_000
 """Marks that are remembered over all sessions, about 300 bytes each; beyond, the same."""
 IDLE_S = 24 * 3600.0
 """Seconds without a call after which a session is forgotten."""
+
+
+_LADDER: tuple[Callable[[Pool, Request], Placement | None], ...] = (retry, late, extension, echo, opened)
 
 
 class Lineage:
@@ -70,11 +74,18 @@ class Lineage:
         """Where `call` stands. Calls must come in the order in which they ended."""
         pool, request = self._pool(call), Request(call, self._harnesses)
         before = pool.size
-        placement = retry(pool, request) or extension(pool, request) or echo(pool, request) or opened(pool, request)
+        placement = next(found for rung in _LADDER if (found := rung(pool, request)) is not None)
         session = pool.sessions[placement.session_id]
-        if placement.opened is None and placement.auxiliary is None and session.calls:
+        if placement.auxiliary is not None:  # kept also where the tag is taken back: it restores what was known then
+            evidence = {**placement.why.evidence, "serves": placement.auxiliary}
+            placement = replace(placement, why=replace(placement.why, evidence=evidence))
+        elif placement.opened is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
         remember(pool, request, placement)
+        ended = endings(pool, request, placement)
+        over = rolled_over(pool, placement) if call.trajectory_id is None else ()
+        if ended or over:
+            placement = replace(placement, ended=ended, rolled_over=over)
         self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
         return placement
@@ -91,15 +102,17 @@ class Lineage:
             _restore_session(pool, request, placement)
         session = pool.sessions[placement.session_id]
         if placement.auxiliary is not None and session.head_call_id is None and placement.opened is not None:
-            session.pending = f" {' '.join(request.told)} "
+            session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
             pool.pending[session.session_id] = None
         if placement.opened is None and placement.auxiliary is None and session.calls:
-            confirm(pool, request, session)
+            placement = replace(placement, relinked=confirm(pool, request, session))
         for call_id in placement.confirmed:
             for other in pool.sessions.values():
                 for summary in other.summaries:
                     summary.used |= summary.call_id == call_id
         remember(pool, request, placement)
+        endings(pool, request, placement)
+        rolled_over(pool, placement)
         self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
 

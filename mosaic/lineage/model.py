@@ -36,6 +36,17 @@ class Rung(StrEnum):
     """Nothing was found: a new root."""
 
 
+class Ending(StrEnum):
+    """Why a session is believed to be over."""
+
+    ANSWERED = "answered"
+    """Its newest reply calls no tool."""
+    SUCCEEDED = "succeeded"
+    """Another session goes on from it: after a compaction or a handoff."""
+    RETURNED = "returned"
+    """Its parent has seen its result."""
+
+
 @dataclass(frozen=True, slots=True)
 class Why:
     """The evidence for a decision."""
@@ -86,6 +97,10 @@ class Placement:
     """Links of earlier sessions that this call's evidence changed."""
     confirmed: tuple[str, ...] = ()
     """Calls that turned out to have written the summary that this session opens with: they serve the task after all."""
+    ended: Mapping[str, Ending | None] = field(default_factory=dict)
+    """Sessions whose end this call changed: how each ended, or None for one that is open again."""
+    rolled_over: tuple[str, ...] = ()
+    """Trajectories that are over, for the only agent of their client has begun another."""
     names_task: bool = False
     """True for the call whose first user text is the task of its trajectory."""
     retry_of: str | None = None

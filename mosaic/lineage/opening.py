@@ -2,18 +2,23 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import islice
 
 from mosaic.lineage import phrases
 from mosaic.lineage.canonical import words
 from mosaic.lineage.continuing import compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
-from mosaic.lineage.placing import inside, opening, root, undecided
+from mosaic.lineage.placing import UNANCHORED, inside, opening, root, undecided
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import Argument, Mark, Mention, OpenCall, Pool, Session
+from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
 """Texts of one session that a request must quote to count as a transcript of it; a tool-call id is worth as many."""
+BARE = 40
+"""Longest text, in characters, of a probe that offers tools; anything longer is a task."""
+MAX_PENDING = 4000
+"""Words of an auxiliary call that are remembered while its session is not there."""
 LONG = 12
 """Words from which an argument inside a longer prompt is evidence enough."""
 
@@ -31,7 +36,7 @@ def task_key(text: str) -> int:
 def opened(pool: Pool, request: Request) -> Placement:
     """Where a request stands that goes on from nothing."""
     hits = [h for h in phrases.found_in(pool, request.told) if _possible(pool, request, h)]
-    served = _auxiliary(pool, request, hits) if not request.tools and request.fresh else None
+    served = _auxiliary(pool, request, hits) if request.fresh else None
     return (
         served
         or _spawn(pool, request, _exact(pool, request), exact=True)
@@ -65,25 +70,30 @@ def _spawn(pool: Pool, request: Request, found: list[Argument], *, exact: bool) 
         return None
     scored = [(_plausible(pool, request, a, exact), a) for a in found]
     scored = [(score, a) for score, a in scored if score > 0]
+    by_claim = [(s, a) for s, a in scored if pool.sessions[a.session_id].claims.agent == request.claims.parent]
+    claimed = bool(by_claim) and request.claims.parent is not None
+    scored = by_claim if claimed else scored
     if not scored:
         return None
     rank = {id(a): _rank(a, score) for score, a in scored}
     scored.sort(key=lambda s: rank[id(s[1])])
     score, best = scored[-1]
-    tied = [a for s, a in scored if s == score and a.length == best.length]
-    trajectories = {pool.sessions[a.session_id].trajectory_id for a in tied}
-    by_claim = [a for a in tied if pool.sessions[a.session_id].claims.agent == request.claims.parent]
-    if request.claims.parent is not None and by_claim:
-        score, best, trajectories = 0.97, by_claim[-1], {""}
     evidence = {"tool_call": best.call.tool_call_id, "tool": best.call.tool, "exact": exact}
-    if len(trajectories) > 1:
-        return undecided(pool, request, Why(Rung.ARGUMENT, 0.5, evidence), list(tied))
-    if score < LINK_THRESHOLD:
-        if exact or request.call.trajectory_id is not None:
-            return undecided(pool, request, Why(Rung.ARGUMENT, score, evidence), list(tied))
-        return None
     others = {a.call.tool_call_id: a for _, a in scored if a.call is not best.call}
     rivals = tuple({"session": a.session_id, "call": a.call_id, "tool_call": i} for i, a in list(others.items())[-8:])
+    alike = [a for _, a in scored if a.digest == best.digest]
+    elsewhere = {pool.sessions[a.session_id].trajectory_id for a in alike}
+    waiting = {pool.sessions[a.session_id].trajectory_id for a in alike if a.call.claimed_by is None}
+    if len(elsewhere) > 1 and len(waiting) != 1:
+        return undecided(pool, request, Why(Rung.ARGUMENT, 0.5, evidence), list(alike))
+    if len(elsewhere) > 1:  # all the others have their child, as far as is known
+        score = min(score, 0.7)
+    elif claimed:
+        score = 0.97
+    if score < LINK_THRESHOLD:
+        if exact or request.call.trajectory_id is not None:
+            return undecided(pool, request, Why(Rung.ARGUMENT, score, evidence), list(alike))
+        return None
     placed = opening(pool, request, SessionKind.SPAWN, best, Why(Rung.ARGUMENT, score, evidence, rivals))
     claim(pool, placed.session_id, best.call)
     return placed
@@ -107,7 +117,9 @@ def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) ->
     if again or (argument.text == parent.first_user and twin):
         return 0.0  # another attempt at a task that is known
     if exact:
-        return 0.95 if not twin and not argument.call.closed else 0.85 if known or not twin else 0.5
+        sure = request.call.trajectory_id is not None
+        fresh = not twin and not argument.call.closed
+        return (0.95 if sure else UNANCHORED) if fresh else 0.85 if known or not twin else 0.5
     covered = argument.length / max(1, len(words(request.first_user)))
     if covered >= 0.5 or (known and argument.length >= 3) or argument.length >= LONG:
         return 0.85 if not twin else 0.7 if known else 0.4
@@ -165,40 +177,42 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
     return None
 
 
-def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> Counter[str]:
-    """Session -> how much of it the request quotes."""
+def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[str], set[str]]:
+    """Session -> how much of it the request quotes; and those of which it quotes tool-call ids."""
     quoted: Counter[str] = Counter()
     for session_id, _ in {(h.session_id, h.digest) for h in hits}:
         quoted[session_id] += 1
-    for word in dict.fromkeys(w for i in request.items if i.role == "user" for w in i.text.split()):
+    named: set[str] = set()
+    texts = [i.text for i in request.items if i.role == "user"]
+    for word in dict.fromkeys(w for text in (request.system_text, *texts) for w in text.split()):
         found = pool.find(id_key(word.strip("\"'()[]{},:;<>")))
-        if len(found) == 1:
-            quoted[found[0].session_id] += MIN_QUOTES
-    return quoted
-
-
-def _the_most(pool: Pool, quoted: Counter[str]) -> list[Session]:
-    """The sessions of which most is quoted: one, or several in different trajectories."""
-    most = max(quoted.values(), default=0)
-    found = [pool.sessions[s] for s, n in quoted.items() if n == most]
-    return found if len({s.trajectory_id for s in found}) > 1 else found[-1:]
+        if len({pool.sessions[m.session_id].trajectory_id for m in found}) == 1:
+            quoted[found[-1].session_id] += MIN_QUOTES
+            named.add(found[-1].session_id)
+    return quoted, named
 
 
 def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
     """The request offers no tools and quotes one session's history, extending none: it serves that session."""
     if request.tools:
         return None
-    quoted = _quoted(pool, request, hits)
-    found = _the_most(pool, quoted)
-    if not found:
+    quoted, named = _quoted(pool, request, hits)
+    most = max(quoted.values(), default=0)
+    if most < (2 if _asks(request) else MIN_QUOTES):
         return None
-    session, amount = found[0], quoted[found[0].session_id]
-    if amount < (2 if _asks(request) else MIN_QUOTES):
-        return None
-    if len(found) > 1:
-        return undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), [Mark(s.session_id, "") for s in found])
-    why = Why(Rung.QUOTE, 0.9 if amount >= MIN_QUOTES else 0.75, {"quotes": amount})
-    return inside(request, session, session.head_call_id, why, auxiliary="summary")
+    best = [pool.sessions[s] for s, n in quoted.items() if n == most]
+    kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
+    kind = kind or ("summary" if _asks(request) else "side")
+    if len({s.trajectory_id for s in best}) > 1:
+        marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
+        return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
+    session = best[-1]
+    others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
+    sure = session.session_id in named or request.call.trajectory_id is not None
+    score = 0.95 if sure else 0.75 if others or most < MIN_QUOTES else UNANCHORED
+    rounds = {h.call_id for h in hits if h.session_id == session.session_id and h.sampled}
+    why = Why(Rung.QUOTE, score, {"quotes": most, "rounds": len(rounds)}, others[:8])
+    return inside(request, session, session.head_call_id, why, auxiliary=kind)
 
 
 def _asks(request: Request) -> bool:
@@ -216,7 +230,7 @@ def _stray(pool: Pool, request: Request) -> Placement | None:
 def _recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
     """Another agent is told what a session said, in a history that was written anew: a handoff."""
     said = [h for h in hits if h.sampled and not isinstance(h, Argument)]
-    quoted = _quoted(pool, request, hits)
+    quoted, _ = _quoted(pool, request, hits)
     found = [pool.sessions[h.session_id] for h in said if quoted[h.session_id] >= 2]
     if not found or len({s.trajectory_id for s in found}) > 1 or not request.tools:
         return None
@@ -230,16 +244,20 @@ def _recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | No
 
 def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
     """The request reads like one of the calls that frameworks make for themselves."""
-    kind = request.harnesses.auxiliary(request.system_text, request.asked())
-    if kind is None:
+    asked = request.asked()
+    kind = request.harnesses.auxiliary("" if request.tools else request.system_text, asked)
+    if kind is None or (request.tools and len(asked) > BARE):
         return None
+    why = Why(Rung.PATTERN, 0.95 if request.call.trajectory_id is not None else UNANCHORED, {"kind": kind})
     same = pool.of_agent("agent", request.claims.agent)
-    why = Why(Rung.PATTERN, 0.95 if same else 0.85, {"kind": kind})
-    quoted = {h.session_id for h in hits}
-    roots = [pool.sessions[s] for s in quoted if same_agent(request, pool.sessions[s])]
-    if same or len({s.trajectory_id for s in roots}) == 1:
-        session = (same or roots)[-1]
-        return inside(request, session, session.head_call_id, why, auxiliary=kind)
+    quoted = dict.fromkeys(h.session_id for h in hits)
+    found = [pool.sessions[s] for s in quoted if same_agent(request, pool.sessions[s])]
+    if not same:  # another attempt at the same task, which comes next, is as likely to be meant by a second one
+        found = [s for s in found if kind not in s.served] or found
+    if same or len({s.trajectory_id for s in found}) == 1:
+        session = (same or found)[-1]
+        score = why.score if same or request.call.trajectory_id is not None else 0.7
+        return inside(request, session, session.head_call_id, replace(why, score=score), auxiliary=kind)
     if request.call.trajectory_id is not None and pool.sessions:
         session = next(iter(pool.sessions.values()))
         return inside(request, session, session.head_call_id, why, auxiliary=kind)
@@ -248,9 +266,12 @@ def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
 
 def _waiting(pool: Pool, request: Request, kind: str, why: Why) -> Placement:
     """An auxiliary call whose session is not there (yet)."""
-    placed = opening(pool, request, SessionKind.ROOT, None, why)
+    return _pending(pool, request, kind, opening(pool, request, SessionKind.ROOT, None, why))
+
+
+def _pending(pool: Pool, request: Request, kind: str, placed: Placement) -> Placement:
     session = pool.sessions[placed.session_id]
-    session.pending = f" {' '.join(request.told)} "
+    session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
     pool.pending[session.session_id] = None
     return replace(placed, auxiliary=kind, names_task=False)
 
@@ -258,13 +279,13 @@ def _waiting(pool: Pool, request: Request, kind: str, why: Why) -> Placement:
 def _awaited(pool: Pool, request: Request) -> Placement | None:
     """The session for which an auxiliary call (a title) came first."""
     wanted = f" {' '.join(words(request.first_user))} "
-    waiting = [s for i in list(pool.pending)[-64:] if same_agent(request, s := pool.sessions[i])]
+    waiting = [s for i in islice(reversed(pool.pending), MAX_ALIKE) if same_agent(request, s := pool.sessions[i])]
     by_claim = [s for s in waiting if s.claims.agent is not None and s.claims.agent == request.claims.agent]
     named = request.call.trajectory_id is not None
     found = by_claim or [s for s in waiting if named or (len(wanted) > 10 and wanted in s.pending)]
     if not found or (not by_claim and (len(found) > 1 or pool.find(task_key(request.first_user)))):
         return None
-    session = found[-1]
+    session = found[0]  # the newest
     session.tools, session.system = request.tools, request.system_words
     session.first_user, session.first_item = request.first_user, request.first_item
     why = Why(Rung.CLAIM if by_claim else Rung.QUOTE, 0.95 if by_claim else 0.85, {"announced": True})

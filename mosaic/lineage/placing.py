@@ -1,5 +1,6 @@
 """How a decision becomes a placement: a call inside a session, or one that opens a session."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.lineage.model import LINK_THRESHOLD, Link, Placement, Rung, Why
@@ -9,6 +10,9 @@ from mosaic.records import SessionKind
 
 DISPUTED = 0.8
 """Highest score of a decision that the framework's own ids contradict."""
+UNANCHORED = 0.88
+"""Highest score of a link into another trajectory's calls that no emitted id, and no word of the operator, speaks for:
+texts alone may be those of another attempt at the same, and ids of the framework may be shared by several."""
 FIRST_USER = 4000
 """Characters that are remembered of a session's first user text."""
 
@@ -57,7 +61,7 @@ def opening(pool: Pool, request: Request, kind: SessionKind, parent: Mark | None
     )
 
 
-def undecided(pool: Pool, request: Request, why: Why, candidates: list[Mark]) -> Placement:
+def undecided(pool: Pool, request: Request, why: Why, candidates: Sequence[Mark]) -> Placement:
     """A root of its own: what spoke for another place is not enough, and is kept for review."""
     rivals = {(m.session_id, m.call_id): None for m in candidates}
     found = tuple({"session": s, "call": c, "score": round(why.score, 2)} for s, c in rivals)
@@ -73,7 +77,7 @@ def root(pool: Pool, request: Request) -> Placement:
 
 def own_trajectory(request: Request) -> str:
     """The trajectory of a call that belongs to no earlier one: the operator's, or one named after the call."""
-    return request.call.trajectory_id or f"tr-{request.call.call_id.removeprefix('call-')[:16]}"
+    return request.call.trajectory_id or f"tr-{request.call.call_id.removeprefix('call-')}"
 
 
 def checked(request: Request, session: Session, why: Why) -> Why:

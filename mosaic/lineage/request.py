@@ -1,7 +1,9 @@
 """A call with everything that placing it needs, computed once and only when it is asked for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 from mosaic.capture import CallStatus, CapturedCall
 from mosaic.lineage import canonical
@@ -14,6 +16,20 @@ SAME_SYSTEM = 0.6
 """Share of these words in common from which two system texts are one that changed."""
 SAME_TOOLS = 0.5
 """Share of tools in common from which two tool lists are one that changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One choice of the answer."""
+
+    items: list[Item]
+    end: int
+    """Hash of the request with it."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of its tool calls, sorted."""
+        return tuple(sorted(i.tool_call_id for i in self.items if i.tool_call_id))
 
 
 class Request:
@@ -35,8 +51,22 @@ class Request:
 
     @property
     def digest(self) -> int:
-        """Equal for requests that say and offer the same."""
-        return hash(("sent", self.chain[-1] if self.chain else 0, self.system_text, self.tools))
+        """Equal for requests that say and offer the same, with the same tool-call ids."""
+        ids = tuple(sorted(i.tool_call_id or "" for i in self.items if i.role in ("call", "result")))
+        return hash(("sent", self.chain[-1] if self.chain else 0, self.system_text, self.tools, ids))
+
+    @cached_property
+    def replies(self) -> list[Reply]:
+        """What was answered, choice by choice; an empty one is left out."""
+        said = [canonical.items([choice.message]) for choice in self.call.choices if self.ok]
+        return [Reply(s, canonical.chain(canonical.joined([*self.items, *s]))[-1]) for s in said if s]
+
+    @property
+    def newest_turn(self) -> tuple[int, tuple[str, ...]]:
+        """Hash of all up to the newest thing that a model said, and the ids of its newest tool calls, sorted."""
+        last = max((k for k, item in enumerate(self.items) if item.sampled), default=-1)
+        turn = takewhile(lambda item: item.role == "call", reversed(self.items[: last + 1]))
+        return self.chain[last] if last >= 0 else 0, tuple(sorted(i.tool_call_id for i in turn if i.tool_call_id))
 
     @property
     def first_user(self) -> str:
@@ -69,8 +99,12 @@ class Request:
 
     @cached_property
     def told(self) -> list[str]:
-        """The words of all that the user said and of texts that the assistant is made to have said."""
-        return canonical.words(" ".join(i.text for i in self.items if i.role in ("user", "assistant")))
+        """The words of all that the user said and of texts that the assistant is made to have said.
+
+        Without tools also those of the system text: a transcript may stand there.
+        """
+        said = [i.text for i in self.items if i.role in ("user", "assistant")]
+        return canonical.words(" ".join([self.system_text, *said] if self.fresh and not self.tools else said))
 
     @cached_property
     def blocks(self) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mosaic.lineage.harness import Claims
-from mosaic.lineage.model import Link
+from mosaic.lineage.model import Ending, Link
 
 MAX_MARKS = 4096
 """Marks of one session; the oldest are forgotten beyond."""
@@ -28,6 +28,14 @@ class Mark:
     call_id: str
     key: int = field(init=False, default=0)
     """Where it was put."""
+
+
+@dataclass(slots=True)
+class End(Mark):
+    """A reply, with all that was said before it."""
+
+    auxiliary: str | None
+    """What the call did for the framework."""
 
 
 @dataclass(slots=True)
@@ -87,6 +95,10 @@ class Summary:
     call_id: str
     cores: tuple[str, ...]
     """Its words, and those inside its outer tags, each as one text."""
+    after: str | None
+    """The call that it went on from."""
+    part: bool
+    """True when it tells only a part of its session, such as one tool call."""
     used: bool = False
 
 
@@ -113,10 +125,16 @@ class Session:
     """Of a session that has auxiliary calls only: all that they quote, as words."""
     last_said: tuple[str, ...] = ()
     """The newest reply, as a parent would be given it: its text, or the texts in its last call's arguments."""
+    ended: Ending | None = None
+    """How it ended, as far as is known; None while it is open."""
+    successor: str | None = None
+    """The session that goes on from it after a compaction or a handoff."""
     claimed: OpenCall | None = None
     """For a spawned session: the tool call that is believed to have opened it."""
     children: list[str] = field(default_factory=list)
     """Sessions that were spawned from it and are not confirmed yet."""
+    served: set[str] = field(default_factory=set)
+    """The kinds of auxiliary calls that it has had."""
     summaries: list[Summary] = field(default_factory=list)
     calls: dict[str, OpenCall] = field(default_factory=dict)
     """Tool-call id -> the call."""
@@ -134,8 +152,12 @@ class Pool:
         """Sessions that have auxiliary calls only."""
         self.size = 0
         """Marks that it holds."""
+        self.done: dict[str, None] = {}
+        """Trajectories whose sessions have all ended."""
         self._live: dict[str, int] = {}
         """Trajectory -> number of its sessions that are remembered."""
+        self._open: dict[str, int] = {}
+        """Trajectory -> number of these that have not ended."""
         self._marks: dict[int, Mark | list[Mark]] = {}
         """Key -> the one mark under it, or those that there are."""
         self._agents: dict[tuple[str, str], list[str]] = {}
@@ -168,6 +190,7 @@ class Pool:
         """Take in a session."""
         self.sessions[session.session_id] = session
         self._live[session.trajectory_id] = self._live.get(session.trajectory_id, 0) + 1
+        self._count_open(session.trajectory_id, 1)
         known = self.trajectories.get(session.trajectory_id, 0)
         self.trajectories[session.trajectory_id] = max(known, session.position + 1)
         for claim in _claimed(session.claims):
@@ -175,6 +198,18 @@ class Pool:
             if len(alike) >= MAX_ALIKE:
                 del alike[0]
             alike.append(session.session_id)
+
+    def ends(self, session: Session, ending: Ending | None) -> None:
+        """A session has ended in another way than it had, or is open again."""
+        self._count_open(session.trajectory_id, int(ending is None) - int(session.ended is None))
+        session.ended = ending
+
+    def _count_open(self, trajectory_id: str, by: int) -> None:
+        self._open[trajectory_id] = self._open.get(trajectory_id, 0) + by
+        if self._open[trajectory_id]:
+            self.done.pop(trajectory_id, None)
+        elif by:
+            self.done[trajectory_id] = None
 
     def of_agent(self, what: str, value: str | None) -> list[Session]:
         """The newest sessions that claim to be of an agent (or of a trajectory), oldest first."""
@@ -192,9 +227,13 @@ class Pool:
             self._agents[claim] = others
             if not others:
                 del self._agents[claim]
+        if session.ended is None:
+            self._count_open(session.trajectory_id, -1)
         self._live[session.trajectory_id] -= 1
         if not self._live[session.trajectory_id]:
-            del self._live[session.trajectory_id], self.trajectories[session.trajectory_id]
+            del self._live[session.trajectory_id], self._open[session.trajectory_id]
+            del self.trajectories[session.trajectory_id]
+            self.done.pop(session.trajectory_id, None)
 
     def _remove(self, mark: Mark) -> None:
         self.size -= 1

@@ -230,9 +230,10 @@ def read_placed(
     for row in rows:
         call = _captured(row, {**large[row["params_id"]], **load(row["params"])}, tokens, messages)
         link, position = opened.get(f"s-{row['call_id']}", (None, None))
-        auxiliary = row["auxiliary"]
-        if row["call_id"] in summaries and not call.tool_names:
-            auxiliary = "summary"  # it served the task after all, but its session did not go on with it
+        why = _why(row, link)
+        served = why.evidence.get("serves")
+        if served is None and row["call_id"] in summaries and not call.tool_names:
+            served = "summary"  # it served the task after all, but its session did not go on with it
         yield (
             call,
             Placement(
@@ -240,13 +241,21 @@ def read_placed(
                 trajectory_id=row["trajectory_id"],
                 session_id=row["session_id"],
                 parent_call_id=row["parent_call_id"],
-                auxiliary=auxiliary,
+                auxiliary=served or row["auxiliary"],
                 position=position or 0,
                 opened=link,
-                why=Why(link.rung, link.score) if link else Why(Rung.NONE, 0.0),
+                why=why,
                 confirmed=tuple(link.evidence.get("summary_calls", ())) if link else (),
             ),
         )
+
+
+def _why(row: RowMapping, link: Link | None) -> Why:
+    """Why a call stands where it stands; of calls of older releases only what its session's link says."""
+    if row["rung"] is None:
+        return Why(link.rung, link.score) if link else Why(Rung.NONE, 0.0)
+    rivals = () if row["rivals"] is None else tuple(load(row["rivals"]))
+    return Why(Rung(row["rung"]), row["score"], load(row["evidence"]), rivals)
 
 
 def read_conversation(connection: Connection, call_id: str) -> tuple[Message, ...] | None:

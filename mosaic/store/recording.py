@@ -14,9 +14,10 @@ from mosaic.lineage import Harness, Lineage, Placement
 from mosaic.lineage.lineage import pool_key
 from mosaic.store.models import CallRow, CounterRow, PolicyVersionRow, SessionRow
 from mosaic.store.reading import batched, read_placed
+from mosaic.store.rows import indexed
 from mosaic.store.statements import Statement, among, listed
 from mosaic.store.versions import Timeline, read_timeline
-from mosaic.store.writing import Writer, count, indexed
+from mosaic.store.writing import Writer, count
 
 RESTORE_CALLS = 5_000
 """Most calls of a client without trajectory ids that are read when its lineage is restored."""

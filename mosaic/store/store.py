@@ -112,11 +112,13 @@ class Store:
         with self.database.writing() as connection:
             return rewards.end(connection, trajectory_id, state, reason, time.time())
 
-    def close_silent(self, seconds: float) -> int:
-        """Close open trajectories that had no call for that long; returns how many."""
+    def close_silent(self, seconds: float, answered_s: float | None = None) -> int:
+        """Close open trajectories that had no call for that long, or `answered_s` where all agents of a trajectory that
+        lineage found have answered; returns how many."""
         now = time.time()
+        answered = now - (seconds if answered_s is None else min(answered_s, seconds))
         with self.database.writing() as connection:
-            return rewards.close_silent(connection, now - seconds, now)
+            return rewards.close_silent(connection, now - seconds, answered, now)
 
     # trajectories
 
