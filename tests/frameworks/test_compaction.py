@@ -11,7 +11,7 @@ from tests.frameworks.runners import Run
 
 CASES: list[tuple[Run, str, bool, Script]] = [
     (runners.strands, "chat", True, cramped_porter),
-    (runners.strands, "messages", True, cramped_porter),
+    (runners.strands, "responses", True, cramped_porter),
     (runners.deepagents, "chat", False, cramped_porter),
     (runners.deepagents, "messages", True, cramped_porter),
     (runners.langchain, "chat", False, porter),
