@@ -54,6 +54,15 @@ def count(things: str) -> str:
     return f"7 {things}"
 
 
+def survey(place: str) -> str:
+    """Look at a place closely.
+
+    Args:
+        place: Where to look.
+    """
+    return f"the {place} holds keys. {'Dust lies on everything else there. ' * 40}"
+
+
 @dataclass(frozen=True, slots=True)
 class Errand:
     """One run of a framework."""
@@ -178,7 +187,7 @@ def porter(body: dict[str, Any]) -> Turn:
     if len(done) == len(PLACES):
         return _answer(body, TOUR_ANSWER)
     place = PLACES[len(done)]
-    return Turn(f"I look at the {place}.", calls=(_call("look", place=place),))
+    return Turn(f"I look at the {place}.", calls=(_call("survey", place=place),))
 
 
 def cramped_porter(body: dict[str, Any]) -> Turn:

@@ -6,7 +6,7 @@ from mosaic.records import SessionKind
 from tests.conftest import Proxy, ProxyFactory
 from tests.engine.scripted import Script
 from tests.frameworks import runners
-from tests.frameworks.errands import TOUR, TOUR_ANSWER, Errand, cramped_porter, look, porter
+from tests.frameworks.errands import TOUR, TOUR_ANSWER, Errand, cramped_porter, porter, survey
 from tests.frameworks.runners import Run
 
 CASES: list[tuple[Run, str, bool, Script]] = [
@@ -37,7 +37,7 @@ async def test_each_summary_closes_a_session_and_opens_the_next(
     start_proxy: ProxyFactory, run: Run, wire: str, stream: bool, script: Script
 ) -> None:
     async with start_proxy(script) as proxy:
-        errand = Errand(proxy.url, wire, stream, (look,), TOUR, "You are a porter.", compacts=True)
+        errand = Errand(proxy.url, wire, stream, (survey,), TOUR, "You are a porter.", compacts=True)
         assert await run(errand) == TOUR_ANSWER
         (summary,) = proxy.store.trajectories()
         sessions = proxy.store.trajectory(summary.trajectory_id).sessions
