@@ -15,10 +15,11 @@ from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Harness, Placement
 from mosaic.records import Group, Message, Trajectory, TrajectoryState
-from mosaic.store import jobs, listing, rewards
+from mosaic.store import explaining, jobs, listing, rewards
 from mosaic.store.database import Database
+from mosaic.store.explaining import Certificate, Unlinked
 from mosaic.store.listing import TrajectorySummary, Waiting
-from mosaic.store.models import CounterRow, LinkRow, SessionRow
+from mosaic.store.models import CounterRow, LinkRow, RewardRow, SessionRow
 from mosaic.store.reading import read_conversation, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
@@ -148,9 +149,15 @@ class Store:
             return listing.fidelity(connection, [trajectory_id]).get(trajectory_id, {})
 
     def links(self, trajectory_id: str) -> list[dict[str, Any]]:
-        """The links of a trajectory's sessions in order of opening, evidence and rivals decoded."""
+        """The links of a trajectory's sessions in order of opening, evidence and rivals decoded, with how each ended
+        and the newest reward of its own."""
+        judged = select(RewardRow.value).where(RewardRow.session_id == LinkRow.session_id, RewardRow.in_force)
         query = (
-            select(LinkRow.__table__)
+            select(
+                LinkRow.__table__,
+                SessionRow.ended,
+                judged.order_by(RewardRow.reward_id.desc()).limit(1).scalar_subquery().label("reward"),
+            )
             .join(SessionRow, SessionRow.session_id == LinkRow.session_id)
             .where(LinkRow.trajectory_id == trajectory_id)
             .order_by(SessionRow.position)
@@ -158,6 +165,23 @@ class Store:
         with self.database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [{**r, "evidence": orjson.loads(r["evidence"]), "rivals": orjson.loads(r["rivals"])} for r in rows]
+
+    # lineage
+
+    def explain(self, call_id: str) -> dict[str, Any]:
+        """Why a call stands where it stands, and what else was considered. Raises `RequestError` (404)."""
+        with self.database.reading() as connection:
+            return explaining.explain(connection, call_id)
+
+    def certificate(self, trajectory_id: str | None = None) -> Certificate:
+        """What of a trajectory, or of all, can be trained; what not, and why."""
+        with self.database.reading() as connection:
+            return explaining.certificate(connection, trajectory_id)
+
+    def unlinked(self, limit: int = 100_000) -> list[Unlinked]:
+        """Sessions that are roots for want of evidence, newest first, for review."""
+        with self.database.reading() as connection:
+            return explaining.unlinked(connection, limit=limit)
 
     def waiting(self, like: str | None = None, oldest_version: int = 0, limit: int = 1_000_000) -> Waiting:
         """Scored trajectories that no job has trained, sampled by `oldest_version` or newer: whole groups."""
