@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.lineage.corpus import auxiliary, compactions, sessions, subagents
+from tests.lineage.corpus import auxiliary, compactions, sessions, subagents, unforeseen
 from tests.lineage.corpus.stage import Play
 
 Playbook = Callable[[Play], None]
@@ -30,7 +30,7 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
     ),
     8: (compactions.three_calls, compactions.verified),
     9: (compactions.overflow,),
-    10: (compactions.twice, compactions.inside_a_child),
+    10: (compactions.twice, compactions.growing_summaries, compactions.assistant_tail, compactions.inside_a_child),
     11: (compactions.never_used,),
     12: (sessions.sliding_window, compactions.tool_pairs),
     13: (subagents.handed_over, subagents.recast, subagents.round_table),
@@ -50,8 +50,24 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
     17: (sessions.two_choices, sessions.best_of_two, sessions.edited, sessions.forked_thread),
     18: (sessions.calls_as_text, sessions.own_ids, sessions.few_shots),
     20: (sessions.rewritten, sessions.thinking),
+    21: (
+        unforeseen.in_german,
+        unforeseen.in_chinese,
+        unforeseen.notes_before_going_on,
+        unforeseen.several_arguments,
+        unforeseen.told_while_compacted,
+        unforeseen.interrupted,
+        unforeseen.tools_and_system_change,
+        unforeseen.cut_report,
+        unforeseen.sent_again_otherwise,
+        unforeseen.regenerated,
+        unforeseen.plan_and_do,
+        unforeseen.chat,
+        unforeseen.questions_after,
+    ),
 }
-"""Row of the matrix -> its playbooks. Rows 16 and 19 are the variants in which every playbook is run."""
+"""Row of the matrix -> its playbooks. Rows 16 and 19 are the variants in which every playbook is run;
+21 is ours: frameworks that nobody looked at."""
 
 PLAYBOOKS: dict[str, Playbook] = {p.__name__: p for row in ROWS.values() for p in row}
 

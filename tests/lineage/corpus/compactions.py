@@ -211,6 +211,35 @@ def twice(play: Play) -> None:
     third.says("There are four boats.")
 
 
+def growing_summaries(play: Play) -> None:
+    """Three compactions by transcript; each summary repeats the one before and adds to it, one round is kept."""
+    clerk = play.agent().hears(play.task).works("quay", "slip")
+    known = "What was found out so far:"
+    for number in range(3):
+        known = play.say(f"{known} pier {number} holds a boat,")
+        kept, asked = clerk.history[-2:], transcript(clerk, mark="<message>")
+        messages = [{"role": "user", "content": f"Extract what matters.\n<messages>\n{asked}\n</messages>"}]
+        clerk.sends(reply(known), messages=messages, system="", tools="", summary=True)
+        clerk = clerk.compacted(f"after {number}").hears(f"Here is a summary of the conversation to date:\n\n{known}")
+        clerk.history += kept
+        clerk.works(*("mole", "shed")[: number + 1])
+    clerk.says("There are four boats.")
+
+
+def assistant_tail(play: Play) -> None:
+    """A summarizing agent of its own gets the history as it is, nothing is asked; the summary opens the next context
+    as the assistant's words, before the newest round."""
+    clerk = play.agent().hears(play.task).works("quay", "slip", "shed")
+    for number in range(2):
+        said = play.say(f"{FACTS} This is summary {number}.")
+        older, kept = clerk.history[:-2], clerk.history[-2:]
+        clerk.sends(reply(said), messages=older, system="Summarize this conversation.", tools="", summary=True)
+        clerk = clerk.compacted(f"after {number}")
+        clerk.history += [reply(said), *kept]
+        clerk.works("mole", "loft")
+    clerk.says("There are four boats.")
+
+
 def inside_a_child(play: Play) -> None:
     """A subagent compacts its own context; its parent gets the result of the second session."""
     clerk = play.agent(ids=identities.claude, tools="look count task").hears(play.task)
