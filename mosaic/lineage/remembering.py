@@ -41,6 +41,7 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
                 pool.put(task_key(request.first_user), Mark(session.session_id, call.call_id))
         if "late" not in placement.why.evidence:
             session.head_call_id = call.call_id
+            pool.newest[session.trajectory_id] = session.session_id
             session.tools, session.system = request.tools, request.system_words
         _note_gap(pool, request, session)
         _note_quotes(pool, session, call.call_id, _new_items(request), sampled=False)
