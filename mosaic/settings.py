@@ -112,6 +112,9 @@ class Settings(BaseSettings):
         description="Seconds after training (or failure) in which a reward re-opens a trajectory.",
     )
     close_after_s: float = Field(24 * 3600.0, gt=0, description="Seconds without a call after which one is closed.")
+    answered_after_s: float = Field(
+        900.0, gt=0, description="The same for a trajectory that lineage found, once all its agents have answered."
+    )
     retention_days: float | None = Field(None, gt=0, description="Days after which trajectories go; unset keeps all.")
     keep_trained_since: int | None = Field(0, description="Retention spares what these versions were trained on.")
     workers: int = Field(1, ge=1, le=64, description="Proxy processes that serve the port together.")

@@ -21,6 +21,7 @@ from pathlib import Path
 import orjson
 import structlog
 
+from adapters.harnesses import HARNESSES
 from mosaic import logs
 from mosaic.errors import StoreError
 from mosaic.settings import load
@@ -118,10 +119,11 @@ class Writer:
 
     def _look(self) -> None:
         """Bring in all that has ended until now."""
+        self._find_files()
         for file in self._files.values():
             file.look_for_owner()
+        # Once more, and later than all: what stands elsewhere, of a file that was let go, is read now.
         self._find_files()
-        # Later than all: what stands elsewhere, of a file that was let go, is read now.
         until = time.monotonic()
         files = list(self._files.values())
         for batch in _batches(heapq.merge(*(file.ended(until) for file in files), key=_ended_at)):
@@ -136,7 +138,6 @@ class Writer:
             if path not in self._files:
                 with contextlib.suppress(FileNotFoundError):
                     self._files[path] = JournalFile(path)
-                    self._files[path].look_for_owner()
 
     def _finish(self, file: JournalFile) -> None:
         """What a worker that died had in flight, and then the file is needed no more."""
@@ -191,7 +192,7 @@ class Writer:
     def _opened(self) -> Store:
         """The store, opened when it is first needed: a database that is down at the start may come up."""
         if self._store is None:
-            self._store = Store(self._database)
+            self._store = Store(self._database, harnesses=HARNESSES)
         return self._store
 
     def _ready(self) -> None:
