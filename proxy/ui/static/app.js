@@ -47,7 +47,7 @@
   const KEYS = {
     j: () => move(1), k: () => move(-1), d: changeTheme, u: () => go("a[data-up]"),
     "[": () => go("a[data-previous]"), "]": () => go("a[data-next]"),
-    "?": () => $("#keys").showModal(), w: () => $("#reward")?.focus(), s: () => $(".strip canvas")?.focus(),
+    "?": () => $("#keys").showModal(), w: () => $("#reward")?.focus(), s: () => $(".strip-view canvas")?.focus(),
     "/": () => { if ($("#q")) $("#q").focus(); else location.assign("/ui/trajectories#q"); },
     Enter: () => $("a", selected() ?? document.createElement("i"))?.click(),
   };

@@ -20,7 +20,7 @@
       this.root = root;
       this.view = root.querySelector(".strip-view");
       this.room = root.querySelector(".strip-room");
-      this.canvas = root.querySelector("canvas");
+      this.canvas = root.querySelector(".strip-view canvas");
       this.tip = root.querySelector(".tip");
       this.said = root.querySelector(".strip-token");
       this.selected = -1;

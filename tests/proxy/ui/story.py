@@ -6,14 +6,17 @@ Tokens are words, so that a strip of them can be read; `words` tells what an id 
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from aiohttp import web
 from sqlalchemy import text
 
 from mosaic.capture import CallStatus, CapturedCall, Choice
+from mosaic.records import IdArray
 from mosaic.store import Store
+from tests.engine import ScriptedEngine
 from tests.playbook import Message, Recording, assistant, result, system, user
 
 QUESTIONS = (
@@ -27,6 +30,8 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(document.cookie)</script>{{
 """What an agent may say to whoever looks at it."""
 ROLE = system("You look things up. Use `search` for facts and `task` to send a subagent out; answer in one sentence.")
 HELPER = system("You help with one part of a question. Answer in one sentence.")
+FIRST = 1000
+"""Ids below are bytes."""
 _WORD = re.compile(r"\s?\w+|\s?[^\w\s]|\s")
 
 
@@ -38,12 +43,25 @@ class Vocabulary:
 
     def ids(self, text: str) -> list[int]:
         """A text as ids."""
-        return [self._ids.setdefault(word, len(self._ids) + 10) for word in _WORD.findall(text)]
+        return [self._ids.setdefault(word, len(self._ids) + FIRST) for word in _WORD.findall(text)]
 
     def said(self, ids: list[int]) -> str:
         """Ids as a text."""
         words = {number: word for word, number in self._ids.items()}
-        return "".join(words.get(one, "�") for one in ids)
+        return "".join(chr(one) if one < FIRST else words.get(one, "�") for one in ids)
+
+
+@dataclass
+class ReadingEngine(ScriptedEngine):
+    """An engine that tells what ids say: those of the story, and bytes, which it samples itself."""
+
+    words: Vocabulary = field(default_factory=Vocabulary)
+
+    def _more_routes(self, app: web.Application) -> None:
+        app.router.add_post("/detokenize", self._detokenize)
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"prompt": self.words.said((await request.json())["tokens"])})
 
 
 class Story(Recording):
@@ -52,11 +70,21 @@ class Story(Recording):
     def __init__(self, trajectory_id: str, at: float, words: Vocabulary, luck: random.Random) -> None:
         super().__init__(trajectory_id, "research-agent/2.1")
         self._words, self._luck = words, luck
+        self._known: dict[int, tuple[Message, IdArray]] = {}
         self.now = at
+
+    def _rendered(self, message: Message) -> IdArray:
+        known = self._known.get(id(message))
+        if known is None:
+            ids = self._words.ids(f"\n{message['role']}\n{_said(message)}")
+            known = self._known[id(message)] = message, np.asarray(ids, np.int32)
+        return known[1]
 
     def says(self, messages: list[Message], reply: Message, tools: str = "", **changes: Any) -> CapturedCall:
         """One call; it takes about as long as its tokens do."""
-        prompt = self._words.ids("\n".join(f"{m['role']}\n{_said(m)}" for m in messages) + "\nassistant\n")
+        prompt = np.concatenate(
+            [*map(self._rendered, messages), np.asarray(self._words.ids("\nassistant\n"), np.int32)]
+        )
         ids = self._words.ids(_said(reply))
         # Most tokens are certain, some are not.
         logprobs = [-(self._luck.random() ** 5) * 5 for _ in ids]
@@ -77,7 +105,7 @@ class Story(Recording):
             **{
                 **times,
                 "choices": (choice,),
-                "prompt_ids_P": np.asarray(prompt, np.int32),
+                "prompt_ids_P": prompt,
                 "params": params,
                 **changes,
             },
