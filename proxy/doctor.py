@@ -45,13 +45,18 @@ class Finding:
 
 def doctor(as_json: bool = JSON) -> None:
     """Look at the engine, the database, the journal and the counters; exits with 1 when something is wrong."""
-    found = list(_look(load()))
+    found = findings(load())
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
         print_table("level finding next", [(f.level, f.what, f.next_step) for f in found])
     if any(finding.level == "wrong" for finding in found):
         raise typer.Exit(1)
+
+
+def findings(settings: Settings) -> list[Finding]:
+    """All that was looked at, in order."""
+    return list(_look(settings))
 
 
 def _look(settings: Settings) -> Iterator[Finding]:
