@@ -22,7 +22,6 @@ from mosaic.store import Store
 from proxy import api, maintenance, metrics
 from proxy.access import check_bind, check_key
 from proxy.exchange import headers_of
-from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Send, send_whole
 from proxy.routes import ModelPath, Scope, read_all
@@ -42,7 +41,6 @@ class Application:
         self._settings = settings
         self._store = Store(settings.database, settings.reward_window_s)
         self._recorder = Recorder(settings)
-        self._journal = Journal(settings.spool, syncs=not settings.waits_for_commit)
         self._model_path: ModelPath | None = None
         self._control = self._make_control()
 
@@ -81,7 +79,7 @@ class Application:
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
         upstream = Upstream(self._settings)
         await self._recorder.start()
-        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder, self._journal)
+        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder)
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
@@ -93,12 +91,11 @@ class Application:
             self._model_path.close()
             await upstream.close()
             await self._recorder.close()
-            self._journal.close()
             self._store.close()
 
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
-        app.include_router(api.router(self._settings, self._store, self._recorder, self._journal))
+        app.include_router(api.router(self._settings, self._store, self._recorder))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_http)

@@ -11,12 +11,13 @@ from mosaic.errors import MosaicError
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store
 from mosaic.terminal import JSON, print_json, print_table
-from proxy.spool import waiting_calls
+from proxy.reading import waiting_calls
 
 TIMEOUT_S = 3.0
 LOUD = {
     "rejected_calls": "Look at rejected.jsonl in the spool folder, and report it as a fault of Mosaic's.",
-    "spool_calls_unreadable": "A crash cut spool files short; the calls before the cut are stored.",
+    "journal_calls_unreadable": "Calls in damaged files of the spool folder; they are kept there as damaged-*.",
+    "interrupted_calls": "Calls in flight when a proxy was killed; stored with what was seen.",
     "inexact_calls": "Calls that cannot be trained, by reason; few are normal (aborted, failed), many are not.",
     "exact_mode_fallbacks": "Calls whose prompt is not what was sampled before, by reason; see docs/fidelity.md.",
     "unlinked_sessions": "Sessions that nothing links to their trajectory; see `mosaic show`.",
@@ -83,7 +84,7 @@ def _spool(settings: Settings) -> Iterator[Finding]:
         step = "They are stored once a proxy runs and the database takes them; see its log for why it did not."
         yield Finding("wrong", f"{waiting} calls wait in {settings.spool}", step)
     else:
-        yield Finding("ok", "no call waits in the spool")
+        yield Finding("ok", "no call waits to be stored")
 
 
 def _counters(store: Store) -> Iterator[Finding]:

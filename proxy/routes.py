@@ -21,7 +21,6 @@ from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import agent_of
 from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
-from proxy.journal import Journal
 from proxy.lookups import Lookups
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
@@ -41,16 +40,14 @@ log = structlog.get_logger()
 class ModelPath:
     """`/v1/...` and `/t/<trajectory>/v1/...`."""
 
-    def __init__(
-        self, settings: Settings, store: Store, upstream: Upstream, recorder: Recorder, journal: Journal
-    ) -> None:
+    def __init__(self, settings: Settings, store: Store, upstream: Upstream, recorder: Recorder) -> None:
         self._settings = settings
         self._store = store
         self._upstream = upstream
         self._lookups = Lookups(settings, recorder)
         exact = settings.fidelity == "exact" and settings.record
         token_path = TokenPath(settings, upstream, store, self._lookups) if exact else None
-        self._relay = Relay(settings, upstream, recorder, journal, token_path)
+        self._relay = Relay(settings, upstream, recorder, token_path)
         self._calls = 0
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from mosaic.store import Store, database
-from proxy import app, recorder
+from proxy import app
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
 from tests.engine.raw import whole
@@ -35,9 +35,8 @@ def traced() -> Iterator[None]:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("commit_first", [False, True])
 async def test_what_a_locked_database_cannot_take_waits_on_disk_and_not_in_memory(
-    start_proxy: ProxyFactory, monkeypatch: pytest.MonkeyPatch, commit_first: bool
+    start_proxy: ProxyFactory, commit_first: bool
 ) -> None:
-    monkeypatch.setattr(recorder, "MAX_PENDING_BYTES", 2**20, raising=False)
     body = json.dumps({**BODIES["chat/completions"], "messages": LARGE}).encode()
     answer = replying(whole(wire_whole("chat/completions", Turn("Hi"))))
     async with before(start_proxy, answer, commit_first=commit_first) as (proxy, engine):
