@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.records import TrajectoryState
@@ -47,7 +47,7 @@ class Refusal(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Refusal} for status in (400, 401, 404, 405, 408, 413, 422, 500, 507)
+    status: {"model": Refusal} for status in (400, 401, 403, 404, 405, 408, 413, 422, 500, 503, 507)
 }
 """What any control route may answer besides its own."""
 
@@ -67,11 +67,6 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
         """Say that a trajectory is over; failed and truncated ones are not trained."""
         state = store.end(trajectory_id, TrajectoryState(given.state), given.reason)
         return {"trajectory_id": trajectory_id, "state": state}
-
-    @api.get("/trajectories")
-    def list_trajectories(limit: int = Query(50, ge=1, le=1000)) -> list[dict[str, Any]]:
-        """The newest trajectories."""
-        return [asdict(t) for t in store.trajectories(limit)]
 
     @api.get("/trajectories/{trajectory_id}/links")
     def list_links(trajectory_id: str) -> list[dict[str, Any]]:

@@ -119,6 +119,7 @@ class Writer:
 
     def _look(self) -> None:
         """Bring in all that has ended until now."""
+        self._progress.beat()
         self._find_files()
         for file in self._files.values():
             file.look_for_owner()

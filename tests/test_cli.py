@@ -15,6 +15,7 @@ from mosaic.capture import Fidelity
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction, linear
 from tests.playbook import Recording
+from tests.proxy.traces import conversation, leave
 
 
 def mosaic(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -146,6 +147,18 @@ def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
     listed = mosaic(tmp_path, "--help", COLUMNS="200").stdout
     for command in ("serve", "train", "trajectories", "show", "reward", "config", "db"):
         assert command in listed
+
+
+def test_the_doctor_says_that_calls_wait_and_that_nobody_stores_them(tmp_path: Path, database: str) -> None:
+    leave(tmp_path / "var" / "spool", conversation(2))
+    engine = "http://127.0.0.1:1/v1"
+    done = mosaic(tmp_path, "doctor", "--json", MOSAIC_DATABASE=database, MOSAIC_UPSTREAM=engine)
+    assert done.returncode == 1
+    wrong = [finding["what"] for finding in json.loads(done.stdout) if finding["level"] == "wrong"]
+    assert len(wrong) == 2
+    assert "does not answer" in wrong[0]
+    assert wrong[1].startswith("2 calls wait in ")
+    assert wrong[1].endswith("no writer is at work")
 
 
 def test_config_says_where_each_value_came_from(tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ def tokens_after(connection: Connection, call_id: str) -> dict[int, IdArray]:
     return _Tokens(connection).after(call_id)
 
 
+def prompt_of(connection: Connection, call_id: str) -> IdArray:
+    """Prompt ids of a call; empty when they are not known."""
+    return _Tokens(connection).prompt(call_id)
+
+
 class _Tokens:
     """Prompt ids rebuilt from deltas, each call once."""
 

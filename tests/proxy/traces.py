@@ -59,7 +59,7 @@ def leave(folder: Path, calls: Sequence[Trace], ended: int | None = None) -> Pat
         for when, piece in call.pieces[: None if at < ended else 1] if call.event_stream else ():
             journal.piece(entry, piece, when)
     for at, (call, entry) in enumerate(zip(calls[:ended], entries, strict=False)):
-        assert journal.end(entry, call, float(at))
+        assert journal.end(entry, call, 1.0 + at)
     (file,) = journal._files
     os.close(file.descriptor)
     return file.path
