@@ -115,7 +115,7 @@ async def test_a_head_that_may_be_read_in_two_ways_reaches_no_engine(start_proxy
 async def test_a_web_page_of_another_site_may_not_call(start_proxy: ProxyFactory) -> None:
     """A browser asks before it sends JSON elsewhere: whoever has the proxy on loopback without keys is safe from it."""
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
-        asked = ("origin: http://elsewhere", "access-control-request-method: POST")
+        asked = ("host: 127.0.0.1", "origin: http://elsewhere", "access-control-request-method: POST")
         for target in (TARGET, "/v1/messages", "/api/trajectories/run-1/reward"):
             said = await talk(proxy, request_bytes(target, b"", *asked, method="OPTIONS"))
             assert said.split()[1] in (b"404", b"405")
