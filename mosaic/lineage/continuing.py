@@ -222,7 +222,8 @@ def _compacted(pool: Pool, request: Request, session: Session, carried: list[Sum
     # Without tool-call ids or claims, the same words may be those of an attempt whose summary is not known.
     named = request.claims.agent is not None and request.claims.agent == session.claims.agent
     anchored = named or request.call.trajectory_id is not None or any(i in session.calls for i in request.ids)
-    score = 0.97 if carried and anchored else UNANCHORED if carried else 0.8
+    sure = anchored and used[-1].score > UNANCHORED
+    score = 0.97 if carried and sure else UNANCHORED if carried else 0.8
     evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
     parent = Mark(session.session_id, used[-1].call_id)
     placed = opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, score, evidence))

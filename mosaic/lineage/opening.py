@@ -108,8 +108,7 @@ def _rank(argument: Argument, score: float) -> tuple[float, int, bool, bool]:
 def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) -> float:
     """How sure a spawn is by this argument alone."""
     parent = pool.sessions[argument.session_id]
-    spawns = request.harnesses.spawns
-    known = argument.name == spawns.get(argument.call.tool, argument.name if argument.call.tool in spawns else None)
+    known = argument.name in request.harnesses.spawns.get(argument.call.tool, ())
     twin = request.same_agent(parent.system, parent.tools)
     again = any(
         request.same_agent(pool.sessions[m.session_id].system, pool.sessions[m.session_id].tools)
