@@ -5,6 +5,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mosaic.records import SessionKind
 from tests.lineage.corpus import identities
 from tests.lineage.corpus.compactions import compact_by_transcript, compact_with_tail
 from tests.lineage.corpus.rewrites import HARMLESS, Messages
@@ -13,6 +14,7 @@ from tests.lineage.corpus.variants import interleaved
 from tests.lineage.scoring import Score, place, score
 
 TOOLS = "look count task"
+STEPS = ["look", "talk", "spawn", "compact", "branch", "hand over"]
 DIALECTS: list[Ids] = [nobody, nobody, identities.claude, identities.opencode, identities.openhands]
 
 Data = st.DataObject
@@ -32,7 +34,7 @@ def rewriting(names: set[str]) -> Callable[[Messages, int], Messages]:
 def live(data: Data, agent: Agent, depth: int) -> str:
     """Let an agent do a few things, and answer; returns its answer."""
     for step in range(data.draw(st.integers(1, 3), label="steps")):
-        did = data.draw(st.sampled_from(["look", "talk", "spawn", "compact"]), label="step")
+        did = data.draw(st.sampled_from(STEPS), label="step")
         name = f"{agent.session}.{step}"
         if did == "spawn" and depth < 2:
             spawn(data, agent, name, depth)
@@ -42,6 +44,10 @@ def live(data: Data, agent: Agent, depth: int) -> str:
         elif did == "talk" and depth == 0:
             agent.says(f"So much for step {name}.")
             agent.hears(f"Go on with step {name}.")
+        elif did == "branch" and depth == 0:
+            branch(agent, name)
+        elif did == "hand over" and depth == 0 and agent.ids is nobody:
+            agent = hand_over(agent, name)
         else:
             agent.works(f"pier {name}")
     return agent.says(f"That was {agent.session}.")
@@ -52,13 +58,43 @@ def spawn(data: Data, parent: Agent, name: str, depth: int) -> None:
     number = data.draw(st.integers(1, 3), label="children")
     prompts = [parent.play.say(f"Visit pier {name}/{n} and tell me what lies there.") for n in range(number)]
     parent.calls("I send helpers.", *[("task", {"description": "visit", "prompt": p}) for p in prompts])
-    asked = list(parent.open)
+    asked, background = list(parent.open), data.draw(st.booleans(), label="background")
+    if background:
+        parent.gets(*["Started in the background."] * number)
     reports: dict[int, str] = {}
     for n in data.draw(st.permutations(range(number)), label="order"):
         child = parent.spawns(f"{name}/{n}", tools=TOOLS, rewrite=parent.rewrite)
         reports[n] = live(data, child.hears(prompts[n]), depth + 1)
-    parent.open = asked
-    parent.gets(*[reports[n] for n in range(number)])
+    if background:
+        for n, report in reports.items():
+            told = f"<tool-use-id>{asked[n]}</tool-use-id>\n<result>{report}</result>"
+            parent.hears(f"<task-notification>\n{told}\n</task-notification>")
+    else:
+        parent.open = asked
+        parent.gets(*[reports[n] for n in range(number)])
+
+
+def branch(agent: Agent, name: str) -> None:
+    """The user asks something, then takes that back and asks something else; the agent goes on from the first."""
+    agent.says(f"Step {name} is done.")
+    other = Agent(agent.play, f"branch {name}", SessionKind.FORK, agent, agent.system, agent.tools, agent.ids)
+    other.claim, other.rewrite, other.made = agent.claim, agent.rewrite, agent.made
+    other.history = list(agent.history)
+    agent.hears(f"Was {name} hard?").says("It was not.")
+    other.hears(f"Was {name} easy?").works(f"pier {name}").says("It was.")
+    agent.hears("Go on.")
+
+
+def hand_over(agent: Agent, name: str) -> Agent:
+    """Another agent goes on with the history, under its own system text and tools."""
+    agent.calls("Someone else shall do it.", ("transfer", {"to": name}))
+    agent.gets(f"transferred to {name}")
+    system = f"You know all about {name}. You are careful with numbers, and you never guess what floats."
+    other = agent.spawns(
+        name, kind=SessionKind.HANDOFF, system=system, tools=f"measure_{name} task", rewrite=agent.rewrite
+    )
+    other.history, other.made = list(agent.history), agent.made
+    return other
 
 
 @st.composite
@@ -83,6 +119,6 @@ def recovered(found: Score) -> None:
 
 
 @given(trees(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=40)
 def test_random_trees_are_recovered_whatever_is_rewritten(plays: list[Play], draw: object) -> None:
     recovered(score(place(interleaved([p.lines for p in plays], draw))))  # type: ignore[arg-type]
