@@ -144,7 +144,7 @@ def _serves(request: Request, session: Session, end: Mark, asked: str) -> str | 
     in_text = request.answered_in_text or not request.ok
     if in_text and asked and (drops_tools or request.harnesses.asks_for_summary(asked)):
         return "summary"
-    if request.claims.kind == "compaction":
+    if request.claims.kind == "compaction" or (in_text and drops_tools and not request.same_system(session.system)):
         return "summary"
     if isinstance(end, End) and end.auxiliary is not None:
         return end.auxiliary  # goes on from a call that serves the framework

@@ -9,8 +9,8 @@ from mosaic.lineage.canonical import words
 from mosaic.lineage.continuing import compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, opening, root, undecided
-from mosaic.lineage.request import Request
-from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool
+from mosaic.lineage.request import Request, contains
+from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
@@ -44,6 +44,7 @@ def opened(pool: Pool, request: Request) -> Placement:
         or _transcript(pool, request, hits)
         or _claimed(pool, request)
         or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
+        or _carries(pool, request, hits)
         or _recast(pool, request, hits)
         or _awaited(pool, request)
         or _stray(pool, request)
@@ -180,7 +181,7 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
 def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[str], set[str]]:
     """Session -> how much of it the request quotes; and those of which it quotes tool-call ids."""
     quoted: Counter[str] = Counter()
-    for session_id, _ in {(h.session_id, h.digest) for h in hits}:
+    for session_id, _ in dict.fromkeys((h.session_id, h.digest) for h in hits):
         quoted[session_id] += 1
     named: set[str] = set()
     texts = [i.text for i in request.items if i.role == "user"]
@@ -206,13 +207,20 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     if len({s.trajectory_id for s in best}) > 1:
         marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
         return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
-    session = best[-1]
+    session = _newest_of(pool, best[-1], quoted)
     others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
     sure = session.session_id in named or request.call.trajectory_id is not None
     score = 0.95 if sure else 0.75 if others or most < MIN_QUOTES else UNANCHORED
     rounds = {h.call_id for h in hits if h.session_id == session.session_id and h.sampled}
     why = Why(Rung.QUOTE, score, {"quotes": most, "rounds": len(rounds)}, others[:8])
     return inside(request, session, session.head_call_id, why, auxiliary=kind)
+
+
+def _newest_of(pool: Pool, session: Session, quoted: Counter[str]) -> Session:
+    """A session, or the newest of those that went on from it and are quoted too: they keep rounds of those before."""
+    while session.successor is not None and quoted[session.successor] and session.successor in pool.sessions:
+        session = pool.sessions[session.successor]
+    return session
 
 
 def _asks(request: Request) -> bool:
@@ -225,6 +233,30 @@ def _stray(pool: Pool, request: Request) -> Placement | None:
     if request.tools or request.call.trajectory_id is not None or not (request.system_text and _asks(request)):
         return None
     return _waiting(pool, request, "summary", Why(Rung.PATTERN, 0.7, {"kind": "summary"}))
+
+
+def _carries(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
+    """The user is made to say the whole newest reply of a session: what it wrote down is where this one begins."""
+    if not request.fresh:
+        return None
+    heads = {h.session_id: pool.sessions[h.session_id] for h in hits if h.sampled and not isinstance(h, Argument)}
+    found = [s for s in heads.values() if _whole_reply(request, s)]
+    if len({s.trajectory_id for s in found}) != 1:
+        return None
+    session = found[-1]
+    if not request.tools:
+        why = Why(Rung.QUOTE, 0.75, {"reply": "whole"})
+        return inside(request, session, session.head_call_id, why, auxiliary="summary" if _asks(request) else "side")
+    kind = SessionKind.COMPACTION if request.same_agent(session.system, session.tools) else SessionKind.HANDOFF
+    parent = Mark(session.session_id, session.head_call_id or "")
+    return opening(pool, request, kind, parent, Why(Rung.QUOTE, 0.8, {"reply": "whole"}))
+
+
+def _whole_reply(request: Request, session: Session) -> bool:
+    said = session.last_said[0] if len(session.last_said) == 1 else ""
+    if session.ended is None or not contains(request.told, said):
+        return False
+    return len(words(said)) >= LONG or contains(request.told, session.first_user)
 
 
 def _recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
@@ -256,7 +288,7 @@ def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
         found = [s for s in found if kind not in s.served] or found
     if same or len({s.trajectory_id for s in found}) == 1:
         session = (same or found)[-1]
-        score = why.score if same or request.call.trajectory_id is not None else 0.7
+        score = why.score if same or request.call.trajectory_id is not None else LINK_THRESHOLD
         return inside(request, session, session.head_call_id, replace(why, score=score), auxiliary=kind)
     if request.call.trajectory_id is not None and pool.sessions:
         session = next(iter(pool.sessions.values()))

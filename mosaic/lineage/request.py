@@ -123,17 +123,17 @@ class Request:
             c.message.get("tool_calls") for c in self.call.choices
         )
 
+    def same_system(self, system: frozenset[str]) -> bool:
+        """Whether its system text is an agent's, or one like it."""
+        return _share(self.system_words, system) >= SAME_SYSTEM
+
     def other_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
         """Whether it offers other tools under another system text than an agent's."""
-        return (
-            bool(self.tools)
-            and _share(self.tools, tools) < SAME_TOOLS
-            and _share(self.system_words, system) < SAME_SYSTEM
-        )
+        return bool(self.tools) and _share(self.tools, tools) < SAME_TOOLS and not self.same_system(system)
 
     def same_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
         """Whether it offers the same tools under the same system text."""
-        return _share(self.tools, tools) >= SAME_TOOLS and _share(self.system_words, system) >= SAME_SYSTEM
+        return _share(self.tools, tools) >= SAME_TOOLS and self.same_system(system)
 
 
 def _share(one: frozenset[str], other: frozenset[str]) -> float:
