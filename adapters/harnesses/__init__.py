@@ -1,6 +1,6 @@
 """What is special about each framework: one module, one table each. Lineage gets them as data and works without."""
 
-from adapters.harnesses import claude_code, codex, generic, opencode, openhands, qwen_code, terminus
+from adapters.harnesses import claude_code, codex, generic, langchain, opencode, openhands, qwen_code, terminus
 from mosaic.lineage import Harness
 
 HARNESSES: tuple[Harness, ...] = (
@@ -9,6 +9,7 @@ HARNESSES: tuple[Harness, ...] = (
     opencode.HARNESS,
     openhands.HARNESS,
     qwen_code.HARNESS,
+    langchain.HARNESS,
     terminus.HARNESS,
     generic.HARNESS,
 )

@@ -23,6 +23,7 @@ HARNESS = Harness(
         **dict.fromkeys(("task", "Task", "spawn_agent", "new_task", "subagent"), "prompt"),
         "delegate_work_to_coworker": "task",
     },
+    handoffs=(r"^(?:transfer|hand_?off)_to_",),
     summary=(
         rf"\b(?:summari[sz]e|condense|compact|recap)\b.{{0,60}}\b{_NOUN}\b",
         r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",

@@ -107,7 +107,7 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     emitter = _newest_emitter(pool, request, k)
     if emitter is not None and emitter.session_id != end.session_id:
         return _edited(pool, request, emitter, {**evidence, "echo": "newer"})
-    if request.other_agent(session.system, session.tools):
+    if _other_agent(request, session):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
         return opening(pool, request, kind, end, Why(Rung.PREFIX, min(0.9, most), {**evidence, "agent": "other"}))
     if not request.ok:
@@ -179,11 +179,20 @@ def _edited(pool: Pool, request: Request, emitter: Mark, evidence: dict[str, obj
     if asked and (drops_tools or request.harnesses.asks_for_summary(asked)) and request.answered_in_text:
         why = Why(Rung.ECHO, score, evidence)
         return inside(request, session, session.head_call_id, why, auxiliary="summary")
-    if request.other_agent(session.system, session.tools):
+    if _other_agent(request, session):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
         return opening(pool, request, kind, emitter, Why(Rung.ECHO, min(score, 0.85), evidence))
     why = Why(Rung.ECHO, score, {**evidence, "edited": True})
     return inside(request, session, session.head_call_id, why)
+
+
+def _other_agent(request: Request, session: Session) -> bool:
+    """Whether another agent goes on with a session's history: it has other tools and words, or was handed over to."""
+    if request.other_agent(session.system, session.tools):
+        return True
+    newest = next((i for i in reversed(request.items) if i.sampled), None)
+    handed = newest is not None and newest.role == "call" and request.harnesses.hands_over(newest.name)
+    return handed and request.items[-1].role == "result" and request.system_words != session.system
 
 
 def compacts(pool: Pool, request: Request, session: Session) -> Placement | None:
@@ -213,7 +222,8 @@ def _compacted(pool: Pool, request: Request, session: Session, carried: list[Sum
     # Without tool-call ids or claims, the same words may be those of an attempt whose summary is not known.
     named = request.claims.agent is not None and request.claims.agent == session.claims.agent
     anchored = named or request.call.trajectory_id is not None or any(i in session.calls for i in request.ids)
-    score = 0.97 if carried and anchored else UNANCHORED if carried else 0.8
+    sure = anchored and used[-1].score > UNANCHORED
+    score = 0.97 if carried and sure else UNANCHORED if carried else 0.8
     evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
     parent = Mark(session.session_id, used[-1].call_id)
     placed = opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, score, evidence))

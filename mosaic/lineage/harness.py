@@ -12,6 +12,9 @@ from typing import Any
 
 import orjson
 
+GENERIC = "generic"
+"""Name of the table of frameworks that nobody has looked at: its words may also be a user's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claims:
@@ -48,6 +51,8 @@ class Harness:
     """Sources of a word that tells a compaction from a turn."""
     spawns: Mapping[str, str] = field(default_factory=dict)
     """Tool by which a subagent is started -> the argument with its prompt."""
+    handoffs: tuple[str, ...] = ()
+    """Patterns of names of tools by which an agent gives its history to another."""
     summary: tuple[str, ...] = ()
     """Patterns of the user text with which it asks for a summary of the history."""
     auxiliary: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -73,7 +78,12 @@ class Harnesses:
             for s in (*h.session, *h.parent, *h.trajectory)
             if s.startswith("params:")
         )
-        self.spawns = {tool: argument for h in known for tool, argument in h.spawns.items()}
+        self._certain = _any(p for h in known if h.name != GENERIC for p in h.summary)
+        self._handoffs = _any(p for h in known for p in h.handoffs)
+        self.spawns: dict[str, set[str]] = {}
+        """Tool by which subagents are started -> the arguments in which their prompts may stand."""
+        for tool, argument in (spawn for h in known for spawn in h.spawns.items()):
+            self.spawns.setdefault(tool, set()).add(argument)
 
     @cached_property
     def _summary(self) -> re.Pattern[str]:
@@ -107,6 +117,14 @@ class Harnesses:
     def asks_for_summary(self, text: str) -> bool:
         """Whether a user's newest text asks the model to write the history up."""
         return self._summary.search(text[:2000]) is not None or self._summary.search(text[-1000:]) is not None
+
+    def surely_asks_for_summary(self, text: str) -> bool:
+        """Whether a text is a certain framework's own, in which it asks for a summary."""
+        return self._certain.search(text[:2000]) is not None
+
+    def hands_over(self, tool: str) -> bool:
+        """Whether a tool of that name gives the history to another agent."""
+        return self._handoffs.search(tool) is not None
 
     def helps_compaction(self, text: str) -> bool:
         """Whether a request of its own belongs to a compaction."""

@@ -108,8 +108,7 @@ def _rank(argument: Argument, score: float) -> tuple[float, int, bool, bool]:
 def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) -> float:
     """How sure a spawn is by this argument alone."""
     parent = pool.sessions[argument.session_id]
-    spawns = request.harnesses.spawns
-    known = argument.name == spawns.get(argument.call.tool, argument.name if argument.call.tool in spawns else None)
+    known = argument.name in request.harnesses.spawns.get(argument.call.tool, ())
     twin = request.same_agent(parent.system, parent.tools)
     again = any(
         request.same_agent(pool.sessions[m.session_id].system, pool.sessions[m.session_id].tools)
@@ -199,7 +198,7 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
         return None
     quoted, named = _quoted(pool, request, hits)
     most = max(quoted.values(), default=0)
-    if most < (2 if _asks(request) else MIN_QUOTES):
+    if most < (1 if _asks(request) else MIN_QUOTES):
         return None
     best = [pool.sessions[s] for s, n in quoted.items() if n == most]
     kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
@@ -210,7 +209,7 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     session = _newest_of(pool, best[-1], quoted)
     others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
     sure = session.session_id in named or request.call.trajectory_id is not None
-    score = 0.95 if sure else 0.75 if others or most < MIN_QUOTES else UNANCHORED
+    score = 0.95 if sure else 0.7 if most < 2 else 0.75 if others or most < MIN_QUOTES else UNANCHORED
     rounds = {h.call_id for h in hits if h.session_id == session.session_id and h.sampled}
     why = Why(Rung.QUOTE, score, {"quotes": most, "rounds": len(rounds)}, others[:8])
     return inside(request, session, session.head_call_id, why, auxiliary=kind)
@@ -228,10 +227,20 @@ def _asks(request: Request) -> bool:
     return asks(request.newest_asked) or asks(request.system_text)
 
 
+def _surely_asks(request: Request) -> bool:
+    surely = request.harnesses.surely_asks_for_summary
+    return surely(request.newest_asked) or surely(request.system_text) or bool(request.system_text and _asks(request))
+
+
 def _stray(pool: Pool, request: Request) -> Placement | None:
     """A request for a summary of something that is not known: no attempt, but its answer may come back in one."""
-    if request.tools or request.call.trajectory_id is not None or not (request.system_text and _asks(request)):
+    if request.tools or request.call.trajectory_id is not None or not _surely_asks(request):
         return None
+    if len(pool.running) == 1:  # who else should have asked
+        session = pool.sessions.get(pool.newest.get(next(iter(pool.running)), ""))
+        if session is not None and session.tools and same_agent(request, session):
+            why = Why(Rung.PATTERN, 0.65, {"kind": "summary", "only": True})
+            return inside(request, session, session.head_call_id, why, auxiliary="summary")
     return _waiting(pool, request, "summary", Why(Rung.PATTERN, 0.7, {"kind": "summary"}))
 
 

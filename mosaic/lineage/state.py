@@ -97,6 +97,8 @@ class Summary:
     """Its words, and those inside its outer tags, each as one text."""
     after: str | None
     """The call that it went on from."""
+    score: float
+    """How sure it is that the call that wrote it belongs to the session."""
     part: bool
     """True when it tells only a part of its session, such as one tool call."""
     used: bool = False
@@ -150,10 +152,14 @@ class Pool:
         """Trajectory -> number of sessions opened."""
         self.pending: dict[str, None] = {}
         """Sessions that have auxiliary calls only."""
+        self.newest: dict[str, str] = {}
+        """Trajectory -> the session in which the task's newest call stands."""
         self.size = 0
         """Marks that it holds."""
         self.done: dict[str, None] = {}
         """Trajectories whose sessions have all ended."""
+        self.running: dict[str, None] = {}
+        """Trajectories with a session that has not ended, the newest last."""
         self._live: dict[str, int] = {}
         """Trajectory -> number of its sessions that are remembered."""
         self._open: dict[str, int] = {}
@@ -208,7 +214,9 @@ class Pool:
         self._open[trajectory_id] = self._open.get(trajectory_id, 0) + by
         if self._open[trajectory_id]:
             self.done.pop(trajectory_id, None)
+            self.running[trajectory_id] = None
         elif by:
+            self.running.pop(trajectory_id, None)
             self.done[trajectory_id] = None
 
     def of_agent(self, what: str, value: str | None) -> list[Session]:
@@ -234,6 +242,8 @@ class Pool:
             del self._live[session.trajectory_id], self._open[session.trajectory_id]
             del self.trajectories[session.trajectory_id]
             self.done.pop(session.trajectory_id, None)
+            self.running.pop(session.trajectory_id, None)
+            self.newest.pop(session.trajectory_id, None)
 
     def _remove(self, mark: Mark) -> None:
         self.size -= 1
