@@ -34,6 +34,11 @@ def id_key(tool_call_id: str) -> int:
     return hash(("id", tool_call_id))
 
 
+def opening_key(chain: int) -> int:
+    """Where the sessions are found that opened with exactly this."""
+    return hash(("opening", chain))
+
+
 def reply_key(text: str) -> int:
     """Where the calls are found that said a text."""
     return hash(("reply", text))
@@ -101,12 +106,16 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     # Without tool-call ids, the same words may be those of another attempt.
     anchored = bool(request.ids) or request.call.trajectory_id is not None
     most = 0.99 if anchored else UNANCHORED
-    asked = request.asked(k)
-    if serves := _serves(request, session, end, asked):
-        return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
-    emitter = _newest_emitter(pool, request, k)
+    emitter = _newest_emitter(pool, request, k) or _newer_text(pool, request, session, k)
     if emitter is not None and emitter.session_id != end.session_id:
         return _edited(pool, request, emitter, {**evidence, "echo": "newer"})
+    asked = request.asked(k)
+    begun = _begun_by(pool, request, session, k)
+    if begun is not None and (serves := _serves(request, pool.sessions[begun.session_id], begun, asked)):
+        why = Why(Rung.PREFIX, min(0.95, most), {**evidence, "of": "opening"})
+        return inside(request, pool.sessions[begun.session_id], begun.call_id, why, auxiliary=serves)
+    if serves := _serves(request, session, end, asked):
+        return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
     if _other_agent(request, session):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
         return opening(pool, request, kind, end, Why(Rung.PREFIX, min(0.9, most), {**evidence, "agent": "other"}))
@@ -119,6 +128,28 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     if session.head_call_id not in (end.call_id, None) and (emitter or end).call_id != session.head_call_id:
         return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, min(0.95, most), evidence))
     return inside(request, session, end.call_id, Why(Rung.PREFIX, most, evidence))
+
+
+def _begun_by(pool: Pool, request: Request, session: Session, k: int) -> Mark | None:
+    """The opening call of another session of the same agent that the request holds beyond item `k`: of one that was
+    handed `session`'s history."""
+    for j in range(len(request.items) - 1, k, -1):
+        for mark in pool.find(opening_key(request.chain[j])):
+            other = pool.sessions[mark.session_id]
+            if (
+                other is not session
+                and _same_trajectory(request, other)
+                and request.same_agent(other.system, other.tools)
+            ):
+                return mark
+    return None
+
+
+def _newer_text(pool: Pool, request: Request, session: Session, k: int) -> Mark | None:
+    """The session's newest call, when its text stands beyond item `k`: what was between has been edited."""
+    said = [i.text for i in request.items[k + 1 :] if i.role == "assistant" and len(i.text) >= MIN_TEXT]
+    marks = (mark for text in reversed(said) for mark in pool.find(reply_key(text)))
+    return next((m for m in marks if m.call_id == session.head_call_id), None)
 
 
 def _narrowed(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Sequence[Mark]:
@@ -266,6 +297,11 @@ def same_agent(request: Request, session: Session) -> bool:
     """Whether the framework's ids allow that a request is of a session's agent."""
     mine, theirs = request.claims.agent, session.claims.agent
     return mine is None or theirs is None or mine == theirs
+
+
+def claimed(request: Request, session: Session) -> bool:
+    """Whether the framework's ids say that a request is of a session's agent."""
+    return request.claims.agent is not None and request.claims.agent == session.claims.agent
 
 
 def _same_trajectory(request: Request, session: Session) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import Item, words
-from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, reply_key
+from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, opening_key, reply_key
 from mosaic.lineage.model import Placement, Rung
 from mosaic.lineage.opening import argument_key, task_key
 from mosaic.lineage.request import Reply, Request, contains
@@ -44,7 +44,11 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
             pool.newest[session.trajectory_id] = session.session_id
             session.tools, session.system = request.tools, request.system_words
         _note_gap(pool, request, session)
-        _note_quotes(pool, session, call.call_id, _new_items(request), sampled=False)
+        told = _new_items(request)
+        if placement.opened is not None:
+            pool.put(opening_key(request.chain[-1] if request.chain else 0), Mark(session.session_id, call.call_id))
+            told += [i for i in request.items[: len(request.items) - len(told)] if i.role == "user"][:1]
+        _note_quotes(pool, session, call.call_id, told, sampled=False)
     else:
         session.served.add(placement.auxiliary)
     if placement.opened is not None and placement.opened.kind is SessionKind.COMPACTION:
