@@ -19,6 +19,7 @@ from mosaic.store import Store, relinking
 from mosaic.terminal import DATABASE, JSON, print_json, progress
 from proxy.access import check_bind, trajectory_key
 from proxy.app import Application, create_app
+from proxy.connections import Connection
 
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
@@ -48,16 +49,17 @@ def serve(
     # Also brings the database into being, before several workers would.
     Store(settings.database).close()
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
-    typer.echo(
-        f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}",
-        err=True,
-    )
+    said = f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}"
     if settings.workers > 1:
+        typer.echo(said, err=True)
         _serve_together(settings, flags, listener)
         return
-    # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(_config(create_app(settings), settings)).run(sockets=[listener])
+    server = uvicorn.Server(_config(create_app(settings), settings))
+    # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure. Nor is it one to be
+    # asked before uvicorn listens to signals.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    typer.echo(said, err=True)
+    server.run(sockets=[listener])
 
 
 def relink(
@@ -104,6 +106,7 @@ def _config(app: "Application | str", settings: Settings, **options: Any) -> uvi
         log_level="warning",
         access_log=False,
         proxy_headers=False,
+        http=Connection,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         **options,
     )

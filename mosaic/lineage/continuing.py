@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.capture import CallStatus
-from mosaic.lineage import phrases
+from mosaic.lineage import canonical, phrases
 from mosaic.lineage.model import Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, opening, undecided
 from mosaic.lineage.request import Request
@@ -213,8 +213,21 @@ def _edited(pool: Pool, request: Request, emitter: Mark, evidence: dict[str, obj
     if _other_agent(request, session):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
         return opening(pool, request, kind, emitter, Why(Rung.ECHO, min(score, 0.85), evidence))
+    if request.tools and _begins_anew(pool, request, session):
+        parent = Mark(session.session_id, session.head_call_id or emitter.call_id)
+        return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.ECHO, 0.75, {**evidence, "cut": True}))
     why = Why(Rung.ECHO, score, {**evidence, "edited": True})
     return inside(request, session, session.head_call_id, why)
+
+
+def _begins_anew(pool: Pool, request: Request, session: Session) -> bool:
+    """Whether older rounds are gone and a text that the session has never held stands in their place: a summary that
+    nobody asked of us, or one whose place is not known."""
+    if request.first_item == session.first_item or all(i in request.ids for i in session.calls):
+        return False
+    opening_text = canonical.words(request.first_user)
+    known = phrases.found_in(pool, opening_text) if len(opening_text) >= phrases.ANCHOR else [None]
+    return not any(mark is None or mark.session_id == session.session_id for mark in known)
 
 
 def _other_agent(request: Request, session: Session) -> bool:

@@ -149,7 +149,8 @@ def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
         return None
     if len({s.trajectory_id for s in found}) > 1:
         marks = [Mark(s.session_id, s.summaries[-1].call_id) for s in found]
-        return undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
+        placed = undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
+        return placed if request.tools else _pending(pool, request, "summary", placed)
     session = found[-1]
     if request.harnesses.helps_compaction(request.first_user) or (session.tools and not request.tools):
         why = Why(Rung.SUMMARY, 0.85, {"helps": session.summaries[-1].call_id})

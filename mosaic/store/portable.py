@@ -98,7 +98,8 @@ LAYOUT: Mapping[str, Field] = {
     "calls": Field("rows", fields={**CALL, "choices": Field("rows", fields=CHOICE)}),
     "rewards": Field("rows", fields=REWARD),
 }
-"""Every name of a record. It follows the schema: a change there that changes it needs another `FORMAT`."""
+"""Every name of a record. It follows the schema: a change there that changes it needs another `FORMAT`, but for a field
+that may be null, which files without it lack."""
 
 
 def prompt_ids(record: Mapping[str, Any]) -> dict[str, IdArray]:

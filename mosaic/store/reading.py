@@ -23,6 +23,11 @@ def tokens_after(connection: Connection, call_id: str) -> dict[int, IdArray]:
     return _Tokens(connection).after(call_id)
 
 
+def prompt_of(connection: Connection, call_id: str) -> IdArray:
+    """Prompt ids of a call; empty when they are not known."""
+    return _Tokens(connection).prompt(call_id)
+
+
 class _Tokens:
     """Prompt ids rebuilt from deltas, each call once."""
 
@@ -267,6 +272,18 @@ def read_conversation(connection: Connection, call_id: str) -> tuple[Message, ..
     found = _Messages(connection).chain(connection.scalar(reply) or row[0])
     instructed = "instructions" in (load(row[1]).get("client_request") or {})
     return found[1:] if instructed else found
+
+
+def read_sampled(connection: Connection, trajectory_id: str, after: int, newest: int) -> tuple[list[Call], int]:
+    """The exact chat calls of a trajectory in rows after `after`, at most so many of the newest; and the last row.
+
+    In the order in which they ended.
+    """
+    query = select(CallRow.__table__).where(CallRow.trajectory_id == trajectory_id, CallRow.seq > after)
+    query = query.where(CallRow.exact, CallRow.wire != "completions").order_by(CallRow.seq.desc()).limit(newest)
+    rows = list(reversed(connection.execute(query).mappings().all()))
+    tokens, messages = _preloaded(connection, rows)
+    return [_call(row, tokens, messages) for row in rows], rows[-1]["seq"] if rows else after
 
 
 def _large_params(connection: Connection, calls: Sequence[RowMapping]) -> dict[str | None, dict[str, Any]]:

@@ -14,13 +14,13 @@ from sqlalchemy import select
 from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Harness, Placement
-from mosaic.records import Group, Message, Trajectory, TrajectoryState
+from mosaic.records import Call, Group, Message, Trajectory, TrajectoryState
 from mosaic.store import explaining, jobs, listing, rewards
 from mosaic.store.database import Database
 from mosaic.store.explaining import Certificate, Unlinked
 from mosaic.store.listing import TrajectorySummary, Waiting
 from mosaic.store.models import CounterRow, LinkRow, RewardRow, SessionRow
-from mosaic.store.reading import read_conversation, read_trajectories, read_trajectory
+from mosaic.store.reading import read_conversation, read_sampled, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
 from mosaic.store.writing import count
@@ -138,10 +138,23 @@ class Store:
         with self.database.reading() as connection:
             return listing.newest(connection, limit, like)
 
+    def group_of(self, trajectory_id: str) -> Group:
+        """The trajectory with all attempts at its task by the same policy version. Raises `RequestError` (404)."""
+        found = self.trajectory(trajectory_id)
+        with self.database.reading() as connection:
+            ids = listing.attempts_beside(connection, trajectory_id)
+            return Group(found.task_key, tuple(read_trajectories(connection, ids).values()))
+
     def conversation(self, call_id: str) -> tuple[Message, ...] | None:
         """The messages of a call and its reply, without the instructions of its own; None for an unknown call."""
         with self.database.reading() as connection:
             return read_conversation(connection, call_id)
+
+    def sampled(self, trajectory_id: str, after: int = 0, newest: int = 200) -> tuple[list[Call], int]:
+        """The newest exact chat calls of a trajectory among the rows after `after`, in the order in which they ended;
+        and the row to go on from."""
+        with self.database.reading() as connection:
+            return read_sampled(connection, trajectory_id, after, newest)
 
     def fidelity(self, trajectory_id: str) -> dict[str, int]:
         """What exact prefix mode made of a trajectory's calls; empty in capture mode."""
