@@ -38,7 +38,7 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
         compactions.inside_a_child,
     ),
     11: (compactions.never_used,),
-    12: (sessions.sliding_window, compactions.tool_pairs),
+    12: (sessions.sliding_window, sessions.cleared_when_idle, compactions.tool_pairs),
     13: (subagents.handed_over, subagents.recast, subagents.round_table),
     14: (
         auxiliary.title_first,
