@@ -1,7 +1,7 @@
 """The command `mosaic`. Other packages add their commands as entry points, loaded only when they are called.
 
 Exit codes: 0 done, 1 other failure, 2 bad usage or settings, 3 database, 4 engine, 5 training, 6 nothing to train,
-7 publishing, 130 interrupted. Errors go to standard error, one line, with the next step.
+7 publishing, 8 another process does it, 130 interrupted. Errors go to standard error, one line, with the next step.
 """
 
 import sys

@@ -40,9 +40,12 @@ class TrainConfig(BaseModel):
     epochs: int = Field(1, ge=1, description="Passes over the trajectories of one job.")
     minibatches: int = Field(1, ge=1, description="Optimizer steps per epoch; a trajectory is never split over two.")
     only: str | None = Field(None, description="Train only trajectories whose id is LIKE this SQL pattern.")
+    task: str | None = Field(None, description="Train only tasks whose key is LIKE this SQL pattern.")
+    max_age_s: float | None = Field(None, gt=0, description="Train only what had a call in the last so many seconds.")
     max_trajectories: int = Field(1024, ge=1, description="Most trajectories that one job takes, whole groups, newest.")
     max_staleness: int = Field(1, ge=0, description="Policy versions that a trajectory may be behind the live one.")
     max_tokens: int = Field(4096, ge=1, description="Longest sequence in tokens; longer ones lose whole calls.")
+    seed: int = Field(0, description="Order of trajectories over the steps of a job.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
 

@@ -37,7 +37,7 @@ from transformers.utils.logging import disable_progress_bar
 from mosaic.errors import NothingToTrain, TrainError
 from trainer.batches import MicroBatch, plan_epoch
 from trainer.observer import StepObserver, Tally
-from trainer.round import TOKEN_MEAN_LOSSES, StepReport, TrainReport, TrainSettings
+from trainer.round import OPTIMIZER_FILE, REPORT_FILE, TOKEN_MEAN_LOSSES, StepReport, TrainReport, TrainSettings
 from trainer.sequences import Sequence
 
 with warnings.catch_warnings():
@@ -45,9 +45,6 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
-
-OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
-"""Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
 
 
 def train(
@@ -77,10 +74,16 @@ def train(
         trainer.add_callback(recorder)
         trainer.start()
         trainer.train()
-        state_file = _save(trainer, model_dir, working_dir, output_dir, settings.save_optimizer)
+        checkpoint = _save(trainer, model_dir, working_dir, settings.save_optimizer)
+        state_file = output_dir / OPTIMIZER_FILE if settings.save_optimizer else None
+        report = recorder.report(sequences, time.monotonic() - started, output_dir, state_file)
+        if trainer.accelerator.is_main_process:
+            report.save(checkpoint / REPORT_FILE)
+            checkpoint.rename(output_dir)
+        trainer.accelerator.wait_for_everyone()
     finally:
         shutil.rmtree(working_dir, ignore_errors=True)
-    return recorder.report(sequences, time.monotonic() - started, output_dir, state_file)
+    return report
 
 
 def _check(model_dir: Path, sequences: list[Sequence], settings: TrainSettings, output_dir: Path) -> None:
@@ -322,23 +325,18 @@ def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
 
 
-def _save(
-    trainer: PolicyTrainer, model_dir: Path, working_dir: Path, output_dir: Path, save_optimizer: bool
-) -> Path | None:
-    """Write the checkpoint beside its place and move it there in one step; return the optimizer's file."""
+def _save(trainer: PolicyTrainer, model_dir: Path, working_dir: Path, save_optimizer: bool) -> Path:
+    """Write the checkpoint beside its place, from where it is moved there in one step."""
     checkpoint = working_dir / "checkpoint"
     trainer.save_model(str(checkpoint))
-    state_file = output_dir / OPTIMIZER_FILE if save_optimizer else None
     if trainer.accelerator.is_main_process:
         (checkpoint / "training_args.bin").unlink(missing_ok=True)
         for file in model_dir.iterdir():
             # Config, tokenizer and template stay byte for byte those of the model that the engine was started with.
             if file.is_file() and file.suffix not in {".safetensors", ".bin", ".pt"} and "index.json" not in file.name:
                 shutil.copyfile(file, checkpoint / file.name)
+        (checkpoint / OPTIMIZER_FILE).parent.mkdir()
         if save_optimizer:
-            (checkpoint / OPTIMIZER_FILE).parent.mkdir()
             assert trainer.optimizer is not None
             torch.save(trainer.optimizer.state_dict(), checkpoint / OPTIMIZER_FILE)
-        checkpoint.rename(output_dir)
-    trainer.accelerator.wait_for_everyone()
-    return state_file
+    return checkpoint

@@ -12,9 +12,9 @@ the new weights. They carry the new version, because `on_loaded` has recorded it
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -57,10 +57,21 @@ class PublishReport:
     change_mean: float
     """Mean |after - before| logprob of the engine over the probe."""
     change_max: float
-    pause_seconds: float
-    """How long generation stood still."""
+    pause_seconds: float | None
+    """How long generation stood still; None when another process put the version live and died."""
     seconds: float
     """Everything, the checkpoint's own forward pass included."""
+
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float]) -> "PublishReport":
+        """The report as a job keeps it, `publish_` before each name."""
+        numbers = {name: metrics.get(f"publish_{name}") for name in cls.__dataclass_fields__}
+        return cls(**{**numbers, "version": int(metrics["publish_version"])})  # type: ignore[arg-type]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What `from_metrics` reads."""
+        return {f"publish_{name}": float(value) for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +101,7 @@ def publish(
     """
     started = time.monotonic()
     _check_shapes(publication)
-    expected = _Expected(
-        checkpoint_logprobs(publication.checkpoint, publication.probe_ids_L),
-        checkpoint_logprobs(publication.previous_checkpoint, publication.probe_ids_L),
-    )
+    expected = _expected(publication)
     before = [engine.logprobs(publication.probe_ids_L) for engine in engines]
     swap = _Swap(engines, publication, on_loaded, on_rolled_back)
     try:
@@ -103,6 +111,35 @@ def publish(
         if swap.loaded:
             swap.backward(error)
         raise
+    return _report(publication, verified, paused, time.monotonic() - started)
+
+
+def verify_live(
+    engines: Sequence[EngineControl], publication: Publication, on_rolled_back: Callable[[], None]
+) -> PublishReport:
+    """Verify a version that another process put live before it died; roll it back and raise PublishError if it is not
+    the checkpoint. What the engine said before is not known any more: the checkpoint's own word stands for it."""
+    started = time.monotonic()
+    expected = _expected(publication)
+    swap = _Swap(engines, publication, lambda: None, on_rolled_back, announced=True, loaded=True)
+    try:
+        verified = [_verify(engine, expected.old_L, publication, expected) for engine in engines]
+    except BaseException as error:
+        swap.backward(error)
+        raise
+    return _report(publication, verified, None, time.monotonic() - started)
+
+
+def _expected(publication: Publication) -> _Expected:
+    return _Expected(
+        checkpoint_logprobs(publication.checkpoint, publication.probe_ids_L),
+        checkpoint_logprobs(publication.previous_checkpoint, publication.probe_ids_L),
+    )
+
+
+def _report(
+    publication: Publication, verified: list[tuple[LogprobArray, LogprobArray]], paused: float | None, seconds: float
+) -> PublishReport:
     gaps, changes = [gap_L for gap_L, _ in verified], [change_L for _, change_L in verified]
     return PublishReport(
         version=publication.version,
@@ -111,7 +148,7 @@ def publish(
         change_mean=max(float(change_L.mean()) for change_L in changes),
         change_max=max(float(change_L.max()) for change_L in changes),
         pause_seconds=paused,
-        seconds=time.monotonic() - started,
+        seconds=seconds,
     )
 
 

@@ -1,12 +1,17 @@
 """What a training round is told and what it reports; free of torch, so that settings can be read without it."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.batches import Normalisation
 
+OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
+"""Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
+REPORT_FILE = Path("trainer_state") / "report.json"
+"""Where it keeps the report of the round that made it."""
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
 """TRL's losses that are homogeneous in the advantage and normalised by `num_items_in_batch`."""
 
@@ -108,3 +113,14 @@ class TrainReport:
     """Folder of the new checkpoint."""
     optimizer_state: Path | None
     """To be handed to the next round."""
+
+    def save(self, file: Path) -> None:
+        """Write the report beside the checkpoint that it is about."""
+        file.write_text(json.dumps(asdict(self), default=str), encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> "TrainReport":
+        """The report of a round of which only the checkpoint is left."""
+        values = json.loads(file.read_text(encoding="utf-8"))
+        paths = {name: Path(values[name]) if values[name] else None for name in ("checkpoint", "optimizer_state")}
+        return cls(**{**values, **paths})
