@@ -155,7 +155,11 @@ def main() -> None:
     for entry in entry_points(group="mosaic.commands"):
         # Only the command that is asked for is imported; the help lists them all.
         if named in (None, entry.name):
-            app.command(entry.name)(entry.load())
+            loaded = entry.load()
+            if isinstance(loaded, typer.Typer):
+                app.add_typer(loaded, name=entry.name)
+            else:
+                app.command(entry.name)(loaded)
     try:
         app(prog_name="mosaic")
     except MosaicError as error:

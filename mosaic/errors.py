@@ -8,6 +8,7 @@
     ├── TrainError        training cannot start or did not finish
     │   └── NothingToTrain  there is nothing to learn from; carries the reasons
     ├── PublishError      new weights could not be put live
+    │   └── GateError       the command that judges them failed
     └── LeaseTaken        another process does this work, which only one may do at a time
 
 Raise plainly where the fault is seen; a boundary (CLI, route, job) turns it into an exit code or a status once.
@@ -76,6 +77,10 @@ class PublishError(MosaicError):
     """New weights could not be put live; the previous version serves on."""
 
     exit_code = 7
+
+
+class GateError(PublishError):
+    """The command that judges a new version failed, so nothing is known of it."""
 
 
 class LeaseTaken(MosaicError):

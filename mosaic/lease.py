@@ -45,18 +45,19 @@ class Lease:
         self._name = name
         self._seconds = seconds
         self.owner = f"{_process(os.getpid())}/{secrets.token_hex(4)}"
+        self._held = False
         self._lost = threading.Event()
         self._stop = threading.Event()
 
     def take(self) -> bool:
         """Take it, or keep it; False while another process has it."""
-        if self._store.take_lease(self._name, self.owner, self._seconds):
-            return True
-        other = self._store.lease_holder(self._name)
-        if other is None or not is_gone(other):
-            return False
-        self._store.give_lease(self._name, other)
-        return self._store.take_lease(self._name, self.owner, self._seconds)
+        self._held = self._store.take_lease(self._name, self.owner, self._seconds)
+        if not self._held:
+            other = self._store.lease_holder(self._name)
+            if other is not None and is_gone(other):
+                self._store.give_lease(self._name, other)
+                self._held = self._store.take_lease(self._name, self.owner, self._seconds)
+        return self._held
 
     def give(self) -> None:
         """Leave the work to others."""
@@ -65,7 +66,7 @@ class Lease:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew it for the block, from a thread; given back at its end."""
+        """Renew it for the block, from a thread, as long as it is held; given back at its end."""
         thread = threading.Thread(target=self._renew, name=f"lease-{self._name}", daemon=True)
         thread.start()
         try:
@@ -83,9 +84,9 @@ class Lease:
     def _renew(self) -> None:
         while not self._stop.wait(self._seconds / 3):
             try:
-                if not self._store.take_lease(self._name, self.owner, self._seconds):
+                if self._held and not self._store.take_lease(self._name, self.owner, self._seconds):
+                    self._held = False
                     self._lost.set()
-                    return
             except StoreError as error:
                 log.warning("lease not renewed", lease=self._name, error=str(error))
 

@@ -4,7 +4,10 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -49,12 +52,37 @@ def serve(
         f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}",
         err=True,
     )
+    with _schedule(settings):
+        _serve(settings, flags, listener)
+
+
+def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.socket) -> None:
     if settings.workers > 1:
         _serve_together(settings, flags, listener)
         return
     # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(_config(create_app(settings), settings)).run(sockets=[listener])
+
+
+@contextmanager
+def _schedule(settings: Settings) -> Iterator[None]:
+    """Run the schedule of [schedule], if there is one, in a process of its own: the proxy loads nothing of training."""
+    if not settings.schedule.starts:
+        yield
+        return
+    command = [sys.executable, "-m", "mosaic", "schedule", "--parent", str(os.getpid())]
+    given = {"MOSAIC_UPSTREAM": settings.upstream, "MOSAIC_DATABASE": settings.database}
+    process = subprocess.Popen(command, env={**os.environ, **given}, stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(settings.drain_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def key(trajectory: str) -> None:

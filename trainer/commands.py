@@ -1,5 +1,7 @@
 """The commands that the trainer adds to `mosaic`. Importing this loads no torch."""
 
+import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import typer
 
 from mosaic.db_commands import seconds
 from mosaic.errors import NothingToTrain
-from mosaic.settings import Settings, load
+from mosaic.settings import Settings, TrainConfig, load
 from mosaic.store import Store
 from mosaic.terminal import JSON, print_json, print_table
 from trainer.job import JobReport, run_job
@@ -45,12 +47,58 @@ def train(
     if dry_run:
         _show_preview(preview(store, settings), as_json)
         return
+    _step_back(settings.train)
     typer.echo("selecting trajectories; loading the trainer takes a while ...", err=True)
     report = run_job(store, settings, on_step=_say, fresh=fresh)
     if as_json:
         print_json(asdict(report))
     else:
         _show(report)
+
+
+def schedule(
+    *,
+    cron: str | None = typer.Option(None, help='Times of day, five fields of cron: "0 3 * * *".'),
+    every: str | None = typer.Option(None, help="From one job to the next: a number with s, m, h, d or w, as 2h."),
+    when_scored: int | None = typer.Option(None, min=1, help="As soon as so many were scored since the last job."),
+    idle: str | None = typer.Option(None, help="Begin only when no call has ended for so long, as 10m."),
+    hours: str | None = typer.Option(None, help="Begin only within these hours of the day: 22:00-06:00."),
+    parent: int | None = typer.Option(None, hidden=True, help="End when this process is no more the parent."),
+    upstream: str | None = typer.Option(None, help="Base URL of the vLLM that serves the policy."),
+    database: str | None = typer.Option(None, help="SQLAlchemy URL of the store."),
+) -> None:
+    """Start training jobs by the clock, or when there is enough to learn from, until it is stopped.
+
+    A run that was missed is made up for, once. Several schedules on one database are as one. `mosaic serve` runs the
+    schedule of mosaic.toml by itself.
+    """
+    from trainer.schedule import Schedule, TrainProcess, run
+
+    given = {
+        "cron": cron,
+        "every_s": None if every is None else seconds(every, "--every"),
+        "when_scored": when_scored,
+        "idle_s": None if idle is None else seconds(idle, "--idle"),
+        "hours": hours,
+    }
+    settings = load(upstream=upstream, database=database)
+    config = settings.schedule.model_copy(update={k: v for k, v in given.items() if v is not None})
+    store = Store(settings.database)
+    # In the environment, not among the arguments, which everybody can read: the URL may hold a password.
+    train = TrainProcess({"MOSAIC_UPSTREAM": settings.upstream, "MOSAIC_DATABASE": settings.database})
+    made = Schedule(store, config, train)
+    following = made.next_at()
+    when = "" if following is None else f", next at {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(following))}"
+    typer.echo(f"mosaic schedules training jobs{when}", err=True)
+    run(store, made, train, config.look_every_s, parent)
+
+
+def _step_back(config: TrainConfig) -> None:
+    """Keep training from starving what serves on the same machine."""
+    os.nice(config.nice)
+    if config.threads is not None:
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is imported
+            os.environ[name] = str(config.threads)
 
 
 def _with(settings: Settings, given: dict[str, Any]) -> Settings:

@@ -18,22 +18,22 @@ import numpy as np
 import structlog
 
 from mosaic.credit import CreditSettings, GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
-from mosaic.errors import EngineError, NothingToTrain, SettingsError
+from mosaic.errors import EngineError, GateError, NothingToTrain, PublishError, SettingsError
 from mosaic.lease import Lease, held
-from mosaic.records import Group, JobState
+from mosaic.records import Group, IdArray, JobState
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
-from trainer.publish import Publication, PublishReport, publish, verify_live
-from trainer.replicas import MAX_GAP, running_engines
+from trainer.gate import Gate
+from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
+from trainer.publish import Publication, PublishReport
+from trainer.replicas import running_engines
 from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
 from trainer.sequences import Credit, Sequence, build_sequences
 
 LEASE = "training"
 """Who holds it may train and change what the engines serve."""
-MAX_PROBE = 512
-"""Longest probe for the check of published weights, in tokens."""
 MAX_ATTEMPTS = 3
 """A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
 
@@ -115,17 +115,18 @@ def run_job(
         else:
             job = _begin(store, settings)
         config = TrainConfig.model_validate(job.settings)
-        work = _Work(store, settings, config, job, _model(store, job.policy_from, config), lease)
+        work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
         try:
             report = _run(work, on_step)
-        except EngineError as error:
+        except (EngineError, GateError) as error:
             if work.job.state in (JobState.SELECTED, JobState.CREDITED):
-                store.end_job(job.job_id, error=f"EngineError: {error}")
+                store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
             else:
-                store.note_job(job.job_id, f"EngineError: {error}")
+                store.note_job(job.job_id, f"{type(error).__name__}: {error}")
             raise
         except Exception as error:
-            store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
+            if store.job(job.job_id).state is not JobState.FAILED:
+                store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
             raise
     return replace(report, resumed_from=resumed_from)
 
@@ -157,7 +158,8 @@ def _begin(store: Store, settings: Settings) -> Job:
     """Choose trajectories and write a job down. Raises `SettingsError` when there is no checkpoint to start from."""
     config = settings.train
     current, _ = store.policy()
-    _model(store, current, config)
+    checkpoint_of(store, current, config.model)
+    check_pin(store)
     waiting = waiting_for(store, config, current)
     chosen = {"groups": dict(waiting.groups), "left_out": dict(waiting.left_out)}
     return store.job(store.start_job(config.model_dump(mode="json"), chosen))
@@ -169,41 +171,32 @@ def waiting_for(store: Store, config: TrainConfig, version: int) -> Waiting:
     return store.waiting(config.only, oldest, config.max_trajectories, task=config.task, max_age_s=config.max_age_s)
 
 
-def _model(store: Store, version: int, config: TrainConfig) -> Path:
-    """The checkpoint of a version; the configured one for version 0. Raises `SettingsError` when it is not there."""
-    paths = {v.version: Path(v.path) for v in store.versions()}
-    model = paths.get(version, config.model)
-    if model is None:
-        raise SettingsError(
-            "the checkpoint that the engine started with is not known.",
-            "Pass --model, or set model under [train] in mosaic.toml.",
-        )
-    if not (model / "config.json").is_file():
-        raise SettingsError(
-            f"{model} holds no checkpoint (no config.json).", "Pass the folder that vLLM serves as --model."
-        )
-    return model
-
-
 def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport:
     """From wherever the job stands to its end."""
     if work.job.state in (JobState.SELECTED, JobState.CREDITED):
         _train(work, on_step)
-    trained = TrainReport.load(work.checkpoint / REPORT_FILE)
+    gate = Gate.of(work.settings.train)
     if work.job.state is JobState.TRAINED:
-        _publish(work)
-    chosen, metrics = work.job.selection, work.store.job_metrics(work.job.job_id)
-    published = PublishReport.from_metrics(metrics)
-    version = work.job.policy_to
-    assert version is not None
-    numbers = {k: float(v) for k, v in asdict(trained).items() if isinstance(v, int | float)}
+        _publish(work, gate)
+    published = PublishReport.from_metrics(work.store.job_metrics(work.job.job_id))
+    trained = TrainReport.load(work.checkpoint / REPORT_FILE)
+    rejected = None if gate is None else _gate(work, gate, published.version)
+    chosen = work.job.selection
     work.store.finish_training(
-        work.job.job_id, version, chosen["rewards"], chosen["advantages"], asdict(published), metrics=numbers
+        work.job.job_id,
+        published.version,
+        chosen["rewards"],
+        chosen["advantages"],
+        asdict(published),
+        metrics={k: float(v) for k, v in asdict(trained).items() if isinstance(v, int | float)},
+        error=None if rejected is None else str(rejected),
     )
+    if rejected is not None:
+        raise rejected
     _prune(work.store, work.config.output, work.config.keep_checkpoints, {work.checkpoint, work.model})
     return JobReport(
         job_id=work.job.job_id,
-        version=version,
+        version=published.version,
         groups=chosen["trained_groups"],
         trajectories=len(chosen["rewards"]),
         left_out=chosen["left_out"],
@@ -215,14 +208,12 @@ def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport
 
 def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
     """Credit what was chosen and train on it: selected -> credited -> trained."""
-    chosen = work.job.selection
-    selection = select(work.store.groups(Waiting(chosen["groups"], {})), work.config, rule(work.config))
-    if work.job.state is JobState.SELECTED:
-        chosen = _credited(work, selection)
-    probe = np.array(chosen["probe"], np.int32)
-    running_engines(work.settings, work.model, work.job.policy_from, probe)
-    _remove_leftovers(work)
     if not work.checkpoint.exists():
+        chosen = Waiting(work.job.selection["groups"], {})
+        selection = select(work.store.groups(chosen), work.config, rule(work.config))
+        probe = _credited(work, selection)
+        running_engines(work.settings, work.model, work.job.policy_from, probe)
+        _remove_leftovers(work)
         # Importing TRL takes seconds: only a job that has something to train pays for it.
         from trainer.policy_trainer import train
 
@@ -238,8 +229,11 @@ def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
     work.reached(JobState.TRAINED, checkpoint=str(work.checkpoint))
 
 
-def _credited(work: _Work, selection: Selection) -> Mapping[str, Any]:
-    """Write down what the credit rule said. Raises `NothingToTrain` when it gives nothing to learn from."""
+def _credited(work: _Work, selection: Selection) -> IdArray:
+    """Write down what the credit rule said; returns the probe for the engines.
+
+    Raises `NothingToTrain` when there is nothing to learn from.
+    """
     chosen = work.job.selection
     left_out = {**chosen["left_out"], **selection.left_out}
     for reason, number in left_out.items():
@@ -261,27 +255,39 @@ def _credited(work: _Work, selection: Selection) -> Mapping[str, Any]:
         "probe": probe.tolist(),
     }
     work.reached(JobState.CREDITED, selection=credited)
-    return credited
+    return probe
 
 
-def _publish(work: _Work) -> None:
-    """Put the checkpoint live and check it: trained -> verified. Whatever a dead run left is undone or completed."""
+def _publish(work: _Work, gate: Gate | None) -> None:
+    """Put the checkpoint live and check it: trained -> verified."""
     store, job = work.store, work.job
-    live, path = store.policy()
-    probe = np.array(job.selection["probe"], np.int32)
-    engines = running_engines(work.settings, Path(path) if path else work.model, live, probe)
+    live, _ = store.policy()
+    if gate is not None and live == job.policy_from:
+        store.job_reached(job.job_id, JobState.TRAINED, metrics={"gate_before": gate.score("before", live)})
     version = job.policy_to or store.new_version(str(work.checkpoint), job.job_id)
+    probe = np.array(job.selection["probe"], np.int32)
     publication = Publication(work.checkpoint, version, work.model, job.policy_from, probe)
-
-    def rolled_back() -> None:
-        store.version_restored(version, str(work.model), job.policy_from)
-
-    if live == version:
-        # A run died between putting it live and verifying it; how far apart engine and trainer were before is lost.
-        published = verify_live(engines, replace(publication, gap_floor=MAX_GAP), rolled_back)
-    else:
-        published = publish(engines, publication, lambda: store.version_live(version), rolled_back)
+    published = go_live(store, work.settings, publication, work.lease.check)
     work.reached(JobState.VERIFIED, metrics=published.metrics)
+
+
+def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
+    """Judge the live version; the one before is live again, and the reason is returned, when this one may not stay."""
+    store, job = work.store, work.job
+    before = store.job_metrics(job.job_id).get("gate_before")
+    if before is None:
+        log.warning("no gate: it was set after the version went live", version=version)
+        return None
+    try:
+        after = gate.score("after", version)
+        work.reached(JobState.VERIFIED, metrics={"gate_after": after})
+        gate.check(before, after, version)
+    except PublishError as error:
+        probe = np.array(job.selection["probe"], np.int32)
+        put_back(store, work.settings, job.policy_from, work.lease.check, probe_ids_L=probe)
+        store.version_failed(version)
+        return error
+    return None
 
 
 def train_settings(config: TrainConfig) -> TrainSettings:

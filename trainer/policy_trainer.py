@@ -37,7 +37,15 @@ from transformers.utils.logging import disable_progress_bar
 from mosaic.errors import NothingToTrain, TrainError
 from trainer.batches import MicroBatch, plan_epoch
 from trainer.observer import StepObserver, Tally
-from trainer.round import OPTIMIZER_FILE, REPORT_FILE, TOKEN_MEAN_LOSSES, StepReport, TrainReport, TrainSettings
+from trainer.round import (
+    ADAPTER_CONFIG,
+    OPTIMIZER_FILE,
+    REPORT_FILE,
+    TOKEN_MEAN_LOSSES,
+    StepReport,
+    TrainReport,
+    TrainSettings,
+)
 from trainer.sequences import Sequence
 
 with warnings.catch_warnings():
@@ -45,6 +53,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.utils import use_adapter
 
 
 def train(
@@ -89,10 +98,12 @@ def train(
 def _check(model_dir: Path, sequences: list[Sequence], settings: TrainSettings, output_dir: Path) -> None:
     if not sequences:
         raise NothingToTrain("No sequence to train on.", "Score more trajectories, or see `mosaic doctor`.")
-    if not (model_dir / "config.json").is_file():
+    if not any((model_dir / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise TrainError(f"{model_dir} holds no checkpoint (no config.json).", "Give the folder of a saved model.")
     if output_dir.exists():
         raise TrainError(f"{output_dir} exists already.", "Remove it, or train into a new folder.")
+    if settings.reference_dir is not None and (model_dir / ADAPTER_CONFIG).is_file():
+        raise TrainError("An adapter's reference is the adapter as it was.", "Leave reference_dir unset.")
     if settings.loss_type not in TOKEN_MEAN_LOSSES:
         raise TrainError(
             f"Loss {settings.loss_type!r} does not fit the normalisation per trajectory.",
@@ -114,7 +125,7 @@ def policy_trainer(
 ) -> "PolicyTrainer":
     """Load model and tokenizer and build the trainer for one round; `working_dir` is scratch space."""
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    model = _model(model_dir)
     if settings.reference_dir is not None:
         # TRL loads the reference from the path that the model's config names.
         model.config._name_or_path = str(settings.reference_dir)
@@ -125,6 +136,17 @@ def policy_trainer(
     config = _config(settings, len(epoch) * settings.epochs, len(epoch[0]), working_dir)
     return PolicyTrainer(
         model=model, tokenizer=tokenizer, config=config, sequences=sequences, epoch=epoch, settings=settings
+    )
+
+
+def _model(model_dir: Path) -> Any:
+    """The weights, or an adapter on its base, ready to be trained."""
+    if not (model_dir / ADAPTER_CONFIG).is_file():
+        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    from peft import AutoPeftModelForCausalLM
+
+    return AutoPeftModelForCausalLM.from_pretrained(
+        model_dir, is_trainable=True, dtype=torch.float32, local_files_only=True
     )
 
 
@@ -216,9 +238,16 @@ class PolicyTrainer(GRPOTrainer):
         if self.settings.proximal == "trainer":
             batch["old_per_token_logps"] = self._proximal_logps[index]
             batch["importance_sampling_ratio"] = self._importance_weights(batch)
-        if self.ref_model is not None:
-            batch["ref_per_token_logps"] = self._logps(self.ref_model, batch)
+        if self.beta != 0.0:
+            batch["ref_per_token_logps"] = self._reference_logps(batch)
         return batch
+
+    def _reference_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return (B, T) logprobs under the reference; for an adapter, TRL keeps a frozen copy of it as `ref`."""
+        if self.ref_model is not None:
+            return self._logps(self.ref_model, batch)
+        with use_adapter(self.accelerator.unwrap_model(self.model), "ref"):
+            return self._logps(self.model, batch)
 
     def _stored(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return this process's rows of a micro-batch as tensors.
@@ -331,6 +360,7 @@ def _save(trainer: PolicyTrainer, model_dir: Path, working_dir: Path, save_optim
     trainer.save_model(str(checkpoint))
     if trainer.accelerator.is_main_process:
         (checkpoint / "training_args.bin").unlink(missing_ok=True)
+        shutil.rmtree(checkpoint / "ref", ignore_errors=True)  # the frozen copy of an adapter, for the KL term
         for file in model_dir.iterdir():
             # Config, tokenizer and template stay byte for byte those of the model that the engine was started with.
             if file.is_file() and file.suffix not in {".safetensors", ".bin", ".pt"} and "index.json" not in file.name:

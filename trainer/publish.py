@@ -209,7 +209,7 @@ class _Swap:
             try:
                 for engine, old_checksums in zip(self.engines, checksums, strict=True):
                     engine.load(self.publication.checkpoint, self.publication.version)
-                    if must_change and engine.checksums() == old_checksums:
+                    if must_change and old_checksums is not None and engine.checksums() == old_checksums:
                         raise PublishError(
                             f"{engine.base_url} says that it loaded {self.publication.checkpoint}, but its weights did "
                             "not change.",

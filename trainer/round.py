@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from trainer.batches import Normalisation
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""What tells the folder of a LoRA adapter from a checkpoint."""
 OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
 """Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
 REPORT_FILE = Path("trainer_state") / "report.json"

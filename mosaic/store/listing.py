@@ -133,6 +133,17 @@ def scored(connection: Connection) -> list[ScoredTrajectory]:
     ]
 
 
+def scored_since(connection: Connection, when: float) -> int:
+    """How many trajectories were scored (or scored again) after `when`, and are not trained."""
+    query = _scored(select(func.count()), Filter()).where(TrajectoryRow.state_at > when)
+    return connection.scalar(query) or 0
+
+
+def newest_call(connection: Connection) -> float:
+    """When the newest call ended; 0 when there is none."""
+    return connection.scalar(select(func.max(CallRow.ended_at))) or 0.0
+
+
 def states(connection: Connection) -> dict[str, int]:
     """State -> number of trajectories."""
     query = select(TrajectoryRow.state, func.count()).group_by(TrajectoryRow.state).order_by(TrajectoryRow.state)

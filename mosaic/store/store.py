@@ -178,6 +178,16 @@ class Store:
         with self.database.reading() as connection:
             return listing.scored(connection)
 
+    def scored_since(self, when: float) -> int:
+        """How many trajectories were scored (or scored again) after `when` (Unix seconds), and are not trained."""
+        with self.database.reading() as connection:
+            return listing.scored_since(connection, when)
+
+    def newest_call(self) -> float:
+        """When the newest call ended (Unix seconds); 0 when there is none."""
+        with self.database.reading() as connection:
+            return listing.newest_call(connection)
+
     def states(self) -> dict[str, int]:
         """State -> number of trajectories."""
         with self.database.reading() as connection:
@@ -262,13 +272,14 @@ class Store:
         verification: Mapping[str, Any],
         *,
         metrics: Mapping[str, float] | None = None,
+        error: str | None = None,
     ) -> None:
         """In one transaction: these trajectories are trained (id -> reward used), with these advantages (session ->
-        advantage), the version is verified, the job points at it and is published."""
+        advantage), the version is verified, the job points at it and is published; or failed, with `error`."""
         with self.database.writing() as connection:
             jobs.trained(connection, job_id, version, rewards, advantages)
             policies.change_version(connection, version, verification=orjson.dumps(verification).decode())
-            jobs.end(connection, job_id, None, metrics or {})
+            jobs.end(connection, job_id, error, metrics or {})
 
     # policy versions
 

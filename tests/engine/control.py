@@ -24,6 +24,10 @@ class ServedCheckpoint:
 
     path: Path
     version: str | None = None
+    names: tuple[str, ...] = ("policy",)
+    """Models that it serves; an adapter is asked for by the last of them."""
+    refuses: Callable[[Path], bool] = lambda _path: False
+    """Which checkpoints it says that it loaded, and does not."""
     paused: bool = False
     journal: list[str] = field(default_factory=list)
     """What was asked of it, in order."""
@@ -53,7 +57,7 @@ class ServedCheckpoint:
         """What the engine does and says."""
         match path:
             case "/v1/models":
-                return {"data": [{"id": "policy"}]}
+                return {"data": [{"id": name} for name in self.names]}
             case "/weight_info":
                 return {"weight_version": self.version}
             case "/is_paused":
@@ -70,12 +74,17 @@ class ServedCheckpoint:
             self.paused = False
             self.resumed.set()
         elif path == "/collective_rpc":
-            loaded = Path(body["kwargs"]["weights_path"])
-            self.on_load(loaded)
-            self.path = loaded
+            self._load(Path(body["kwargs"]["weights_path"]))
+        elif path == "/v1/load_lora_adapter":
+            self._load(Path(body["lora_path"]))
         elif path == "/update_weight_version":
             self.version = body["new_version"]
         return {"success": True}
+
+    def _load(self, path: Path) -> None:
+        self.on_load(path)
+        if not self.refuses(path):
+            self.path = path
 
     def _logprobs(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.resumed.wait(20), "asked while it was paused, and never resumed"
