@@ -16,6 +16,8 @@ from mosaic.errors import EngineError
 from mosaic.records import IdArray, LogprobArray
 
 PauseMode = Literal["keep", "wait", "abort"]
+PROBE_SAMPLES = 64
+"""Most tokens that a probe of an adapter samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,22 @@ class EngineControl:
             return None
         reply = self._call("/weight_checker", {"action": "checksum"}, self.load_timeout)
         return dict(reply["checksums"])
+
+    def probe(self, ids_L: IdArray) -> tuple[IdArray, LogprobArray]:
+        """Return token ids (L,) and the natural-log probabilities (n,) of the last n of them, n < L.
+
+        They are the given ids and all but the first, or, for an adapter, some of them and a greedy continuation:
+        `prompt_logprobs` beside other requests ends vLLM 0.32's CPU engine when LoRA is enabled (run).
+        """
+        return self._continued(ids_L) if self.adapter else (ids_L, self.logprobs(ids_L))
+
+    def _continued(self, ids_L: IdArray) -> tuple[IdArray, LogprobArray]:
+        n_sampled = min(PROBE_SAMPLES, max(1, len(ids_L) // 2))
+        given = ids_L[: max(1, len(ids_L) - n_sampled)].tolist()
+        body = {"model": self.model, "prompt": given, "max_tokens": n_sampled, "temperature": 0, "logprobs": 0}
+        choice = self._call("/v1/completions", {**body, "return_token_ids": True, "ignore_eos": True})["choices"][0]
+        whole_L = np.asarray(given + choice["token_ids"], dtype=np.int32)
+        return whole_L, np.asarray(choice["logprobs"]["token_logprobs"], dtype=np.float32)
 
     def logprobs(self, ids_L: IdArray) -> LogprobArray:
         """Return the natural-log probability of each given token after the first: float32, (L-1,)."""

@@ -16,7 +16,7 @@ from mosaic.records import IdArray
 from mosaic.settings import Settings
 from trainer.engine_control import EngineControl
 from trainer.nccl import check_devices
-from trainer.probe import checkpoint_logprobs
+from trainer.probe import CheckpointLogprobs
 from trainer.round import ADAPTER_CONFIG
 
 MAX_GAP = 0.1
@@ -62,9 +62,10 @@ def running_engines(settings: Settings, live: Path, version: int, probe_ids_L: I
     cannot take new weights or serves others: an engine that was restarted on older ones says nothing of it."""
     engines = controls(settings, live)
     recover(engines, live, version)
-    expected_L = checkpoint_logprobs(live, probe_ids_L)
+    own = CheckpointLogprobs()
     for engine in engines:
-        gap = float(np.abs(engine.logprobs(probe_ids_L) - expected_L).mean())
+        ids_L, said_N = engine.probe(probe_ids_L)
+        gap = float(np.abs(said_N - own.last(live, ids_L, len(said_N))).mean())
         if not gap <= MAX_GAP:
             raise EngineError(
                 f"the engine {engine.base_url} does not serve version {version}: its logprobs are {gap:.2g} nats off "

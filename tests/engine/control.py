@@ -88,10 +88,18 @@ class ServedCheckpoint:
 
     def _logprobs(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.resumed.wait(20), "asked while it was paused, and never resumed"
+        if "prompt_logprobs" not in body:
+            return self._continuation(body)
         ids_L = np.asarray(body["prompt"], np.int32)
         values = checkpoint_logprobs(self.path, ids_L).tolist()
         entries = [{str(i): {"logprob": v}} for i, v in zip(ids_L[1:].tolist(), values, strict=True)]
         return {"choices": [{"prompt_logprobs": [None, *entries]}]}
+
+    def _continuation(self, body: dict[str, Any]) -> dict[str, Any]:
+        """As many tokens as are asked for: not what a model would sample, but with the checkpoint's logprobs."""
+        sampled = [(body["prompt"][-1] + 7 * n) % 256 for n in range(1, body["max_tokens"] + 1)]
+        values = checkpoint_logprobs(self.path, np.asarray(body["prompt"] + sampled, np.int32))[-len(sampled) :]
+        return {"choices": [{"token_ids": sampled, "logprobs": {"token_logprobs": values.tolist()}}]}
 
 
 def _handler(engine: ServedCheckpoint) -> type[BaseHTTPRequestHandler]:
