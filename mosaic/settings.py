@@ -44,6 +44,28 @@ class TrainConfig(BaseModel):
     max_age_s: float | None = Field(None, gt=0, description="Train only what had a call in the last so many seconds.")
     max_trajectories: int = Field(1024, ge=1, description="Most trajectories that one job takes, whole groups, newest.")
     max_staleness: int = Field(1, ge=0, description="Policy versions that a trajectory may be behind the live one.")
+    stale_tokens: Literal["keep", "mask", "weight", "drop"] = Field(
+        "keep", description="Tokens that older versions sampled: mask them, weight them down, or drop their sequence."
+    )
+    fresh_versions: int = Field(0, ge=0, description="Versions behind up to which a token is not stale.")
+    stale_decay: float = Field(0.5, gt=0, le=1, description="Factor of `weight` for each version beyond these.")
+    loss: Literal["dapo", "cispo", "vespo"] = Field("dapo", description="TRL's loss; dapo is the clipped one.")
+    normalisation: Literal["trajectory-mean", "agent-mean", "sequence-mean", "token-mean"] = Field(
+        "trajectory-mean", description="What a token weighs; by default every trajectory weighs the same."
+    )
+    proximal: Literal["engine", "trainer"] = Field("engine", description="Whose logprobs the ratio starts from.")
+    importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        "token_truncate", description="How engine-trainer weights are bounded (proximal = trainer); sequence: session."
+    )
+    kl: float = Field(0.0, ge=0, description="Weight of the KL term to the reference; 0 has none.")
+    reference: Path | None = Field(None, description="Checkpoint of the reference; unset: where the job starts.")
+    micro_batch_tokens: int = Field(8192, ge=1, description="Most tokens of one forward pass, padding included.")
+    bf16: bool = Field(False, description="Mixed precision, for GPUs; weights and optimizer stay float32.")
+    gradient_checkpointing: bool = Field(False, description="Less memory, about 30 % more time.")
+    trl: dict[str, Any] = Field({}, description="Further options of TRL's GRPOConfig.")
+    launch: list[str] = Field(
+        [], description='Command that starts the trainer, as ["accelerate", "launch", "--num_processes", "2"].'
+    )
     max_tokens: int = Field(4096, ge=1, description="Longest sequence in tokens; longer ones lose whole calls.")
     nice: int = Field(10, ge=0, le=19, description="How far `mosaic train` steps back behind serving (Unix niceness).")
     threads: int | None = Field(None, ge=1, description="CPU threads of `mosaic train`; unset: OMP_NUM_THREADS.")

@@ -142,7 +142,8 @@ class EngineControl:
                 "Check that the engine runs (`upstream` in mosaic.toml, or --upstream).",
             ) from error
         try:
-            parsed = json.loads(content) if content else {}
+            # Loading an adapter is answered in words.
+            parsed = json.loads(content) if content and not path.endswith("lora_adapter") else {}
         except ValueError as error:
             raise EngineError(f"{self.base_url}{path} answered with no JSON.", "Check that it is vLLM.") from error
         return parsed if isinstance(parsed, dict) else {"value": parsed}

@@ -25,17 +25,26 @@ from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
+from trainer.batches import Normalisation
 from trainer.gate import Gate
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
 from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
 from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
+from trainer.round_process import RoundRequest, run_round
 from trainer.sequences import Credit, Sequence, build_sequences
+from trainer.staleness import Staleness, settle
 
 LEASE = "training"
 """Who holds it may train and change what the engines serve."""
 MAX_ATTEMPTS = 3
 """A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
+
+KEPT_OUT = {
+    *("keep_checkpoints", "output", "max_trajectories", "launch", "nice", "threads"),
+    *("pause", "transport", "nccl_workers", "gate", "gate_tolerance", "gate_timeout_s"),
+}
+"""Settings that do not decide which weights come out of a job."""
 
 log = structlog.get_logger()
 
@@ -151,7 +160,7 @@ def _why_not(store: Store, settings: Settings, job: Job, fresh: bool) -> str | N
 
 def _told(config: TrainConfig) -> dict[str, Any]:
     """What decides which weights come out of a job."""
-    return config.model_dump(mode="json", exclude={"keep_checkpoints", "output", "max_trajectories"})
+    return config.model_dump(mode="json", exclude=KEPT_OUT)
 
 
 def _begin(store: Store, settings: Settings) -> Job:
@@ -210,22 +219,19 @@ def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
     """Credit what was chosen and train on it: selected -> credited -> trained."""
     if not work.checkpoint.exists():
         chosen = Waiting(work.job.selection["groups"], {})
-        selection = select(work.store.groups(chosen), work.config, rule(work.config))
+        selection = choose(work.store.groups(chosen), work.config, rule(work.config), work.job.policy_from)
         probe = _credited(work, selection)
         running_engines(work.settings, work.model, work.job.policy_from, probe)
         _remove_leftovers(work)
-        # Importing TRL takes seconds: only a job that has something to train pays for it.
-        from trainer.policy_trainer import train
-
         optimizer = work.model / OPTIMIZER_FILE
-        train(
-            work.model,
-            selection.sequences,
-            train_settings(work.config),
-            work.checkpoint,
+        request = RoundRequest(
+            model_dir=work.model,
+            sequences=selection.sequences,
+            settings=train_settings(work.config),
+            output_dir=work.checkpoint,
             optimizer_state=optimizer if optimizer.exists() else None,
-            on_step=on_step,
         )
+        run_round(request, work.settings.train.launch, on_step)
     work.reached(JobState.TRAINED, checkpoint=str(work.checkpoint))
 
 
@@ -293,7 +299,35 @@ def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
 def train_settings(config: TrainConfig) -> TrainSettings:
     """How a round trains, from the configuration."""
     return TrainSettings(
-        learning_rate=config.learning_rate, epochs=config.epochs, minibatches=config.minibatches, seed=config.seed
+        learning_rate=config.learning_rate,
+        epochs=config.epochs,
+        minibatches=config.minibatches,
+        micro_batch_tokens=config.micro_batch_tokens,
+        normalisation=Normalisation(config.normalisation),
+        loss_type=config.loss,
+        proximal=config.proximal,
+        importance_mode=config.importance,
+        beta=config.kl,
+        reference_dir=config.reference,
+        bf16=config.bf16,
+        gradient_checkpointing=config.gradient_checkpointing,
+        seed=config.seed,
+        trl=config.trl,
+    )
+
+
+def choose(groups: list[Group], config: TrainConfig, rule: CreditSettings, version: int) -> Selection:
+    """`select`, and what becomes of tokens that versions before the live one sampled."""
+    selection = select(groups, config, rule)
+    sequences, counted = settle(
+        selection.sequences, version, Staleness(config.stale_tokens, config.fresh_versions, config.stale_decay)
+    )
+    left = {sequence.trajectory_id for sequence in sequences}
+    return Selection(
+        sequences,
+        {name: reward for name, reward in selection.trained.items() if name in left},
+        selection.credits,
+        {**selection.left_out, **counted},
     )
 
 

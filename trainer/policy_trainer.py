@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports below read it
 import numpy as np
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
 from mosaic.errors import NothingToTrain, TrainError
-from trainer.batches import MicroBatch, plan_epoch
+from trainer.batches import MicroBatch, plan_epoch, pushed
 from trainer.observer import StepObserver, Tally
 from trainer.round import (
     ADAPTER_CONFIG,
@@ -54,6 +61,9 @@ with warnings.catch_warnings():
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
     from trl.trainer.utils import use_adapter
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+"""An optimizer's state by names of parameters, in one piece: it fits any number of processes."""
 
 
 def train(
@@ -78,7 +88,7 @@ def train(
     try:
         trainer = policy_trainer(model_dir, sequences, settings, working_dir)
         if optimizer_state is not None:
-            _load_optimizer(trainer, optimizer_state, settings)
+            trainer.add_callback(_OptimizerState(trainer, optimizer_state, settings))
         recorder = StepObserver(trainer, on_step)
         trainer.add_callback(recorder)
         trainer.start()
@@ -208,8 +218,13 @@ class PolicyTrainer(GRPOTrainer):
         self.sequences = sequences
         self.micro_batches = [micro_batch for step in epoch for micro_batch in step]
         self.settings = settings
+        self.step_tokens = [step[0].step_tokens for step in epoch]
+        """Trained tokens of each step of an epoch, over all processes."""
+        self.pushed = pushed(sequences, epoch)
         self.tally = Tally(newest_version=max(int(sequence.versions_L.max()) for sequence in sequences))
         self._proximal_logps: dict[int, torch.Tensor] = {}
+        self._session_gaps: Counter[str] = Counter()
+        """Σ_t log π_start/π_engine of each session, over all its rows."""
         indices = [str(index) for _ in range(settings.epochs) for index in range(len(self.micro_batches))]
         super().__init__(
             model=model,
@@ -230,6 +245,21 @@ class PolicyTrainer(GRPOTrainer):
         for index, micro_batch in enumerate(self.micro_batches):
             batch = self._stored(micro_batch)
             self._proximal_logps[index] = self._logps(self.model, batch)
+            if self.settings.importance_mode.startswith("sequence"):
+                gaps_BT = (self._proximal_logps[index] - batch["sampling_per_token_logps"]) * batch["tool_mask"]
+                for session_id, gap in zip(self._sessions(micro_batch), gaps_BT.sum(dim=-1).tolist(), strict=True):
+                    self._session_gaps[session_id] += gap
+
+        parts = gather_object([dict(self._session_gaps)])  # a session's rows may lie with several processes
+        self._session_gaps = Counter()
+        for part in parts:
+            for session_id, gap in part.items():
+                self._session_gaps[session_id] += gap
+
+    def _sessions(self, micro_batch: MicroBatch) -> list[str]:
+        """Return the session of each row that this process has of a micro-batch; a masked filler has none."""
+        rank, n_processes = self.accelerator.process_index, self.accelerator.num_processes
+        return [self.sequences[row].session_id for row in micro_batch.rows[rank::n_processes]] or [""]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the stored micro-batch that the dataset row names, in the form that TRL's loss expects."""
@@ -237,7 +267,7 @@ class PolicyTrainer(GRPOTrainer):
         batch = self._stored(self.micro_batches[index])
         if self.settings.proximal == "trainer":
             batch["old_per_token_logps"] = self._proximal_logps[index]
-            batch["importance_sampling_ratio"] = self._importance_weights(batch)
+            batch["importance_sampling_ratio"] = self._importance_weights(batch, self.micro_batches[index])
         if self.beta != 0.0:
             batch["ref_per_token_logps"] = self._reference_logps(batch)
         return batch
@@ -303,8 +333,8 @@ class PolicyTrainer(GRPOTrainer):
         assert isinstance(logps_BT, torch.Tensor)
         return logps_BT
 
-    def _importance_weights(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return π_start/π_engine, bounded: (B, T), or (B, 1) in a sequence mode.
+    def _importance_weights(self, batch: dict[str, torch.Tensor], micro_batch: MicroBatch) -> torch.Tensor:
+        """Return π_start/π_engine, bounded: (B, T), or (B, 1) in a sequence mode, where the sequence is the session.
 
         The rule and its options are those of TRL 1.16, which has it inside the method that `_generate_and_score_
         completions` replaces.
@@ -312,7 +342,8 @@ class PolicyTrainer(GRPOTrainer):
         mode, low, high = self.settings.importance_mode, self.settings.importance_min, self.settings.importance_max
         log_weights = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * batch["tool_mask"]
         if mode.startswith("sequence"):
-            log_weights = log_weights.sum(dim=-1, keepdim=True)
+            of_rows = [[self._session_gaps[session_id]] for session_id in self._sessions(micro_batch)]
+            log_weights = torch.tensor(of_rows, dtype=log_weights.dtype, device=log_weights.device)
         weights = torch.exp(log_weights)
         low, high = 0.0 if low is None else low, torch.inf if high is None else high
         if mode.endswith("truncate"):
@@ -331,33 +362,55 @@ def _never(**_: Any) -> list[float | None]:
     raise AssertionError("stored sequences bring their advantages; no reward is ever computed here")
 
 
-def _load_optimizer(trainer: PolicyTrainer, file: Path, settings: TrainSettings) -> None:
-    optimizer = trainer.create_optimizer()
-    try:
-        optimizer.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-        _check_shapes(optimizer)
-    except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-        raise TrainError(
-            f"The optimizer state {file} cannot be used: {error}",
+class _OptimizerState(TrainerCallback):
+    """Puts a carried-over optimizer state in place once the model is wrapped, however it is sharded now."""
+
+    def __init__(self, trainer: "PolicyTrainer", file: Path, settings: TrainSettings) -> None:
+        self._trainer = trainer
+        self._settings = settings
+        self._file = file
+        try:
+            self._state = torch.load(file, map_location="cpu", weights_only=True)
+            _check_shapes(self._state, trainer.model)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            raise self._error(error) from error
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Before the first step."""
+        optimizer = self._trainer.optimizer
+        assert optimizer is not None
+        try:
+            set_optimizer_state_dict(self._trainer.model_wrapped, optimizer, self._state, options=WHOLE)
+        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
+            raise self._error(error) from error
+        for group in optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate
+            group.pop("initial_lr", None)
+
+    def _error(self, error: Exception) -> TrainError:
+        return TrainError(
+            f"The optimizer state {self._file} cannot be used: {error}",
             "Train without it (the optimizer starts afresh), or give the state of a round of the same model.",
-        ) from error
-    for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate
-        group.pop("initial_lr", None)
+        )
 
 
-def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
-    # torch compares the number of parameters only; a state of other shapes would fail in the middle of the round.
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
+def _check_shapes(state: dict[str, Any], model: Any) -> None:
+    # torch would fail in the middle of the round, or not at all.
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, values in state["state"].items():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) != shapes.get(name):
+                raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}, its parameter {shapes.get(name)}")
 
 
 def _save(trainer: PolicyTrainer, model_dir: Path, working_dir: Path, save_optimizer: bool) -> Path:
     """Write the checkpoint beside its place, from where it is moved there in one step."""
     checkpoint = working_dir / "checkpoint"
     trainer.save_model(str(checkpoint))
+    state = None
+    if save_optimizer:  # every process has its part in it
+        assert trainer.optimizer is not None
+        state = get_optimizer_state_dict(trainer.model_wrapped, trainer.optimizer, options=WHOLE)
     if trainer.accelerator.is_main_process:
         (checkpoint / "training_args.bin").unlink(missing_ok=True)
         shutil.rmtree(checkpoint / "ref", ignore_errors=True)  # the frozen copy of an adapter, for the KL term
@@ -366,7 +419,6 @@ def _save(trainer: PolicyTrainer, model_dir: Path, working_dir: Path, save_optim
             if file.is_file() and file.suffix not in {".safetensors", ".bin", ".pt"} and "index.json" not in file.name:
                 shutil.copyfile(file, checkpoint / file.name)
         (checkpoint / OPTIMIZER_FILE).parent.mkdir()
-        if save_optimizer:
-            assert trainer.optimizer is not None
-            torch.save(trainer.optimizer.state_dict(), checkpoint / OPTIMIZER_FILE)
+        if state is not None:
+            torch.save(state, checkpoint / OPTIMIZER_FILE)
     return checkpoint

@@ -10,7 +10,7 @@ from mosaic.records import TrajectoryState
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.listing import ScoredTrajectory
-from trainer.job import Selection, rule, select, waiting_for
+from trainer.job import Selection, choose, rule, waiting_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def preview(store: Store, settings: Settings) -> Preview:
     config = settings.train
     version, _ = store.policy()
     waiting = waiting_for(store, config, version)
-    selection = select(store.groups(waiting), config, rule(config))
+    selection = choose(store.groups(waiting), config, rule(config), version)
     taken = {i for ids in waiting.groups.values() for i in ids}
     reasons = _reasons(selection)
     sequences, tokens = Counter[str](), Counter[str]()
@@ -63,7 +63,7 @@ def preview(store: Store, settings: Settings) -> Preview:
     candidates = []
     for one in store.scored():
         name = one.trajectory_id
-        reason = reasons.get(name, "no_trainable_call") if name in taken else _outside(one, config, version)
+        reason = reasons.get(name, "no_trainable_token") if name in taken else _outside(one, config, version)
         trained = name in selection.trained
         candidates.append(
             Candidate(name, one.task_key, one.reward, None if trained else reason, sequences[name], tokens[name])

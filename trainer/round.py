@@ -41,7 +41,7 @@ class TrainSettings:
     proximal: Literal["engine", "trainer"] = "engine"
     """Whose logprobs the ratio starts from; `trainer` costs one more forward pass over the round."""
     importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
-    """How the weights π_start/π_engine are bounded with `proximal = "trainer"`; a sequence is one row."""
+    """How the weights π_start/π_engine are bounded with `proximal = "trainer"`; a sequence is a session."""
     importance_max: float | None = 2.0
     """Upper bound of these weights; None for no bound."""
     importance_min: float | None = None
@@ -70,7 +70,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One optimizer step. Means run over the step's trained tokens."""
+    """One optimizer step. Means run over the step's trained tokens; with several processes, over the first one's."""
 
     step: int
     """From 1."""
@@ -105,6 +105,10 @@ class TrainReport:
     """The largest of these."""
     tokens: int
     """Trained tokens over all epochs."""
+    pushed_tokens: int
+    """Tokens that went through the model in one epoch, prompts included, padding not."""
+    padding_waste: float
+    """Share of padding among all that went through it."""
     sequences: int
     trajectories: int
     steps: int
