@@ -390,7 +390,7 @@ class _OptimizerState(TrainerCallback):
     def _error(self, error: Exception) -> TrainError:
         return TrainError(
             f"The optimizer state {self._file} cannot be used: {error}",
-            "Train without it (the optimizer starts afresh), or give the state of a round of the same model.",
+            "Remove it (the optimizer then starts afresh), or give the state of a round of the same model.",
         )
 
 

@@ -75,7 +75,7 @@ def _launched(command: list[str], folder: Path, on_step: Callable[[StepReport], 
         if (folder / FAILURE).exists():
             said = json.loads((folder / FAILURE).read_text(encoding="utf-8"))
             raise TrainError(said["message"], said["next_step"])
-        tail = log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
+        tail = log.read_text(encoding="utf-8", errors="replace").strip()[-6000:]
         raise TrainError(f"the trainer ended with status {process.returncode}: {tail}", "See `launch` under [train].")
 
 
