@@ -24,7 +24,7 @@ from trainer.sequences import Credit, Sequence, build_sequences
 
 CALLS = 20
 """Calls of a session."""
-SESSIONS = 8
+SESSIONS = 4
 MICRO_BATCH = 8192
 RUNS = 3
 
@@ -76,7 +76,7 @@ def _step_seconds(rows: list[Sequence]) -> float:
     def on_step(_step: StepReport) -> None:
         ends.append(time.perf_counter())
 
-    settings = TrainSettings(epochs=3, micro_batch_tokens=MICRO_BATCH, save_optimizer=False)
+    settings = TrainSettings(epochs=2, micro_batch_tokens=MICRO_BATCH, save_optimizer=False)
     with tempfile.TemporaryDirectory() as folder:
         train(POLICY, rows, settings, Path(folder) / "out", on_step=on_step)
     return (ends[-1] - ends[0]) / (len(ends) - 1)

@@ -2,7 +2,8 @@
 
 The command is run by the shell while the policy serves, so it can do anything that an agent can: attempt held-out tasks
 through the proxy (`mosaic rollout`), or run a test suite. Its last line on standard output is the score; higher is
-better. It finds in its environment `MOSAIC_GATE` (before, after) and `MOSAIC_GATE_VERSION` (of the live policy).
+better. It finds `GATE_PHASE` (before, after) and `GATE_VERSION` (of the live policy) in its environment: names that are
+none of Mosaic's settings, since it may run `mosaic` itself.
 """
 
 import math
@@ -30,7 +31,7 @@ class Gate:
 
     def score(self, when: str, version: int) -> float:
         """Run the command against the live policy. Raises `GateError` when it fails or prints no number."""
-        environment = {**os.environ, "MOSAIC_GATE": when, "MOSAIC_GATE_VERSION": str(version)}
+        environment = {**os.environ, "GATE_PHASE": when, "GATE_VERSION": str(version)}
         try:
             done = subprocess.run(
                 ["/bin/sh", "-c", self.command],

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 import structlog
 
-from mosaic.credit import CreditSettings, GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
+from mosaic.credit import (
+    CreditSettings,
+    GroupCredit,
+    GroupStatistics,
+    TrajectoryCredit,
+    assign,
+    group_input,
+    rule_settings,
+)
 from mosaic.errors import EngineError, GateError, NothingToTrain, PublishError, SettingsError
 from mosaic.lease import Lease, held
 from mosaic.records import Group, IdArray, JobState
@@ -26,6 +34,7 @@ from mosaic.store import Store
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
 from trainer.batches import Normalisation
+from trainer.contributions import Contributions, estimated
 from trainer.gate import Gate
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
 from trainer.publish import Publication, PublishReport
@@ -218,8 +227,10 @@ def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport
 def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
     """Credit what was chosen and train on it: selected -> credited -> trained."""
     if not work.checkpoint.exists():
-        chosen = Waiting(work.job.selection["groups"], {})
-        selection = choose(work.store.groups(chosen), work.config, rule(work.config), work.job.policy_from)
+        groups = work.store.groups(Waiting(work.job.selection["groups"], {}))
+        told = work.settings.model_copy(update={"train": work.config})
+        known = estimated(work.store, groups, told, rule(work.config))
+        selection = choose(groups, work.config, rule(work.config), work.job.policy_from, known)
         probe = _credited(work, selection)
         running_engines(work.settings, work.model, work.job.policy_from, probe)
         _remove_leftovers(work)
@@ -232,6 +243,7 @@ def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
             optimizer_state=optimizer if optimizer.exists() else None,
         )
         run_round(request, work.settings.train.launch, on_step)
+        known.write(work.checkpoint)
     work.reached(JobState.TRAINED, checkpoint=str(work.checkpoint))
 
 
@@ -316,9 +328,11 @@ def train_settings(config: TrainConfig) -> TrainSettings:
     )
 
 
-def choose(groups: list[Group], config: TrainConfig, rule: CreditSettings, version: int) -> Selection:
+def choose(
+    groups: list[Group], config: TrainConfig, rule: CreditSettings, version: int, known: Contributions | None = None
+) -> Selection:
     """`select`, and what becomes of tokens that versions before the live one sampled."""
-    selection = select(groups, config, rule)
+    selection = select(groups, config, rule, known)
     sequences, counted = settle(
         selection.sequences, version, Staleness(config.stale_tokens, config.fresh_versions, config.stale_decay)
     )
@@ -331,10 +345,13 @@ def choose(groups: list[Group], config: TrainConfig, rule: CreditSettings, versi
     )
 
 
-def select(groups: list[Group], config: TrainConfig, rule: CreditSettings) -> Selection:
+def select(
+    groups: list[Group], config: TrainConfig, rule: CreditSettings, known: Contributions | None = None
+) -> Selection:
     """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason."""
     left_out: Counter[str] = Counter()
-    credits = assign([group_input(g) for g in groups], rule)
+    known = known or Contributions(GroupStatistics())
+    credits = assign([group_input(g, known.estimator, known.call_gains) for g in groups], rule)
     sequences: list[Sequence] = []
     trained: dict[str, float | None] = {}
     for group, credit in zip(groups, credits, strict=True):

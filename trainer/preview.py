@@ -1,4 +1,8 @@
-"""What a job would train now, and why the rest would not: for every scored trajectory, without changing anything."""
+"""What a job would train now, and why the rest would not: for every scored trajectory, without changing anything.
+
+Contributions are those of group statistics whatever is configured, since the engine is not asked; they do not decide
+which trajectories are trained.
+"""
 
 import re
 import time

@@ -114,9 +114,13 @@ os.environ |= {
 }
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-PartialState(cpu=True)
-# Accelerate 1.15 shards beside accelerators only. From here on all is its own and torch's, over gloo.
-PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+begin = PartialState.__init__
+def as_accelerators(self, *given, **named):
+    # Accelerate 1.15 shards beside accelerators only. From here on all is its own and torch's, over gloo.
+    begin(self, *given, **named)
+    if self.distributed_type == DistributedType.MULTI_CPU:
+        self.distributed_type = DistributedType.MULTI_GPU
+PartialState.__init__ = as_accelerators
 from torch.distributed.fsdp import FSDPModule
 import trainer.policy_trainer as policy_trainer
 on_step_end = policy_trainer.StepObserver.on_step_end

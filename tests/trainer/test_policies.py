@@ -75,8 +75,8 @@ def score_by(folder: Path, before: str, after: str) -> str:
     script = folder / "gate.py"
     script.write_text(
         "import os\n"
-        f"open({str(folder / 'diary')!r}, 'a').write(os.environ['MOSAIC_GATE_VERSION'] + ' ')\n"
-        f"print('about to judge')\nprint({said!r}[os.environ['MOSAIC_GATE']])\n"
+        f"open({str(folder / 'diary')!r}, 'a').write(os.environ['GATE_VERSION'] + ' ')\n"
+        f"print('about to judge')\nprint({said!r}[os.environ['GATE_PHASE']])\n"
     )
     return f"{sys.executable} {script}"
 

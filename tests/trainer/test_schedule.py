@@ -231,3 +231,27 @@ def test_two_schedules_are_as_one_and_a_stop_reaches_the_job(
     second.kill()
     second.wait()
     assert store.jobs() == []
+
+
+def schedules_of(parent: int) -> list[int]:
+    """Child processes that are `mosaic schedule`."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in children if b"schedule" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+
+
+def test_the_server_runs_the_schedule_beside_itself_and_ends_it(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "MOSAIC_DATABASE": f"sqlite:///{tmp_path}/mosaic.db",
+        "MOSAIC_SCHEDULE__WHEN_SCORED": "1000000",
+        "MOSAIC_UPSTREAM": "http://127.0.0.1:9/v1",
+    }
+    command = [sys.executable, "-m", "mosaic", "serve", "--port", "0"]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path) as server:
+        try:
+            until(lambda: schedules_of(server.pid))
+            (schedule,) = schedules_of(server.pid)
+        finally:
+            server.terminate()
+        assert server.wait(30) == 0
+    assert not Path(f"/proc/{schedule}").exists()

@@ -8,8 +8,8 @@ from alembic import op
 
 from mosaic.store.views import create_views, drop_views
 
-revision = "0003"
-down_revision = "0002"
+revision = "0004"
+down_revision = "0003"
 
 
 def upgrade() -> None:
