@@ -57,11 +57,11 @@ class Version:
     path: str
     created_at: float
     live_at: float | None
-    restores: int | None
-    """The version whose weights were put back under this number; None for new ones."""
-    pinned: bool
     verification: Mapping[str, Any]
     """What was checked before it counted as live; empty when nothing was."""
+    restores: int | None = None
+    """The version whose weights were put back under this number; None for new ones."""
+    pinned: bool = False
 
 
 def recent(connection: Connection, limit: int = RECENT) -> list[Attempt]:
