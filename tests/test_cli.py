@@ -187,7 +187,7 @@ BAD = {
         3,
         "Check",
     ),
-    "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic trajectories"),
+    "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic train --dry-run"),
     "a checkpoint that is not there": (["train", "--model", "/nowhere"], "", 2, "config.json"),
     "a prune without an age": (["db", "prune"], "", 2, "--older-than 30d --dry-run"),
     "a prune with an odd age": (["db", "prune", "--older-than", "soon"], "", 2, "30d"),
