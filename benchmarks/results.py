@@ -15,6 +15,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+NONE = "none"
+"""Goal of a figure that is only told."""
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -24,7 +26,7 @@ class Bar:
 
     unit: str
     goal: str
-    """A comparison and a number, for example `>= 10`."""
+    """A comparison and a number, for example `>= 10`, or `NONE`."""
     baseline: str
     """What it is compared with."""
     runs: list[float]
@@ -37,6 +39,8 @@ class Bar:
     @property
     def met(self) -> bool:
         """Whether the median reaches the goal."""
+        if self.goal == NONE:
+            return True
         sign, number = self.goal.split()
         tests: dict[str, Callable[[float, float], bool]] = {
             ">=": lambda a, b: a >= b,
@@ -46,10 +50,15 @@ class Bar:
         return tests[sign](self.value, float(number))
 
 
-def write(name: str, bars: dict[str, Bar], details: dict[str, Any]) -> bool:
-    """Write `results/<name>.json` and print the table; True when every goal is met."""
+def write(
+    name: str, bars: dict[str, Bar], details: dict[str, Any], command: str | None = None, quiet: bool = False
+) -> bool:
+    """Write `results/<name>.json` and print the table; True when every goal is met.
+
+    `command` is `python -m benchmarks.<name>` unless given.
+    """
     result = {
-        "command": f"python -m benchmarks.{name}",
+        "command": command or f"python -m benchmarks.{name}",
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "bars": {n: {"value": b.value, **asdict(b)} for n, b in bars.items()},
@@ -57,9 +66,11 @@ def write(name: str, bars: dict[str, Bar], details: dict[str, Any]) -> bool:
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
+    if quiet:
+        return all(b.met for b in bars.values())
     table = Table("figure", "median", "unit", "goal", "runs", "", box=None)
     for n, b in bars.items():
-        mark = "met" if b.met else "MISSED"
+        mark = "" if b.goal == NONE else "met" if b.met else "MISSED"
         table.add_row(n, f"{b.value:.4g}", b.unit, b.goal, " ".join(f"{r:.4g}" for r in b.runs), mark)
     Console().print(table)
     return all(b.met for b in bars.values())

@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from mosaic.records import TrajectoryState
 from mosaic.settings import Settings
 from mosaic.store import Store
-from proxy.journal import Journal
+from proxy.reading import waiting_calls
 from proxy.recorder import Recorder
-from proxy.spool import waiting_calls
 
 
 class RewardIn(BaseModel):
@@ -53,7 +52,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 """What any control route may answer besides its own."""
 
 
-def router(settings: Settings, store: Store, recorder: Recorder, journal: Journal) -> APIRouter:
+def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
     """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
     api = APIRouter(prefix="/api", responses=REFUSALS)
 
@@ -79,9 +78,9 @@ def router(settings: Settings, store: Store, recorder: Recorder, journal: Journa
         """What the recorder did, the counters and the live policy version."""
         version, path = store.policy()
         return {
-            "recorder": {"alive": recorder.alive(), "waiting": recorder.waiting(), **asdict(recorder.health)},
-            "journal_failures": journal.failures,
-            "spooled_calls_waiting": waiting_calls(settings.spool),
+            "recorder": {"alive": recorder.alive(), **recorder.figures()},
+            "waiting_calls": waiting_calls(settings.spool),
+            "last_refusal": recorder.progress.error,
             "counters": store.counters(),
             "policy_version": version,
             "policy_path": path,

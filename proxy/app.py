@@ -23,7 +23,6 @@ from proxy import api, browse_api, maintenance, metrics
 from proxy.access import check_bind, check_host, check_key
 from proxy.events import Events
 from proxy.exchange import headers_of
-from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Send, send_whole
 from proxy.routes import ModelPath, Scope, read_all
@@ -45,7 +44,6 @@ class Application:
         self._settings = settings
         self._store = Store(settings.database, settings.reward_window_s)
         self._recorder = Recorder(settings)
-        self._journal = Journal(settings.spool, syncs=not settings.waits_for_commit)
         self._model_path: ModelPath | None = None
         self._events = Events(self._store)
         self._texts = TokenTexts()
@@ -98,7 +96,7 @@ class Application:
         upstream = Upstream(self._settings)
         self._texts.use(upstream)
         await self._recorder.start()
-        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder, self._journal)
+        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder)
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
@@ -108,14 +106,14 @@ class Application:
                 with self._events.ended_by_signals():
                     yield
         finally:
+            self._model_path.close()
             await upstream.close()
             await self._recorder.close()
-            self._journal.close()
             self._store.close()
 
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
-        app.include_router(api.router(self._settings, self._store, self._recorder, self._journal))
+        app.include_router(api.router(self._settings, self._store, self._recorder))
         app.include_router(browse_api.router(self._store, self._events))
         app.include_router(pages.router(self._settings, self._store, self._events, self._texts))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))

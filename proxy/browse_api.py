@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mosaic.errors import RequestError
 from mosaic.store import Store, browsing, call_browsing, progress
 from mosaic.store.browsing import Filter, Page
-from mosaic.store.reading import read_trajectories
+from mosaic.store.reading import load, read_trajectories
 from proxy.api import REFUSALS
 from proxy.events import Events
 from proxy.ui.group_view import GroupView, group_view
@@ -85,6 +85,7 @@ def router(store: Store, events: Events) -> APIRouter:
             row = call_browsing.call_row(connection, call_id)
             asked = call_browsing.params(connection, row)
             shown = {name: value for name, value in row.items() if name not in ("params", "params_id", "headers")}
+            shown |= {name: load(row[name] or "null") for name in ("evidence", "rivals")}
             return {**shown, "params": asked, "choices": call_browsing.replies(connection, call_id)}
 
     @api.get("/calls/{call_id}/messages", response_model=Some)

@@ -6,7 +6,8 @@ They exist only with `VLLM_SERVER_DEV_MODE=1`, and must never be reachable throu
 import json
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from mosaic.errors import EngineError
 from mosaic.records import IdArray, LogprobArray
+from mosaic.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,27 @@ class EngineControl:
         values = [entry[str(token)]["logprob"] for entry, token in zip(entries, ids_L[1:].tolist(), strict=True)]
         return np.asarray(values, dtype=np.float32)
 
+    def tokenize(self, body: Mapping[str, Any]) -> list[int]:
+        """Return the token ids of a text (`prompt`) or of a rendered conversation (`messages`, `tools`)."""
+        ids: list[int] = self._call("/tokenize", {"model": self.model, **body})["tokens"]
+        return ids
+
+    def continuation_logprobs(self, ids_L: Sequence[int], continuation: Sequence[int]) -> tuple[list[float], int]:
+        """Return the natural-log probability of each token of a continuation, and how many prompt tokens were cached.
+
+        One request with a prompt per token, each asking for the logprob of the token that comes next: unlike
+        `prompt_logprobs`, which makes vLLM compute the whole prompt again, this reads the prefix cache.
+        """
+        prompts = [[*ids_L, *continuation[:n]] for n in range(len(continuation))]
+        wanted = sorted(set(continuation))
+        body = {"model": self.model, "prompt": prompts, "max_tokens": 1, "temperature": 0, "logprobs": len(wanted)}
+        reply = self._call("/v1/completions", {**body, "logprob_token_ids": wanted, "return_tokens_as_token_ids": True})
+        choices = sorted(reply["choices"], key=lambda choice: choice["index"])
+        rows = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
+        details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
+        values = [float(row[f"token_id:{token}"]) for row, token in zip(rows, continuation, strict=True)]
+        return values, int(details.get("cached_tokens") or 0)
+
     def _call(self, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> dict[str, Any]:
         """POST the body, or GET without one; raise EngineError unless the answer is a 2xx."""
         data = None if body is None else json.dumps(body).encode()
@@ -107,3 +130,10 @@ class EngineControl:
         except ValueError as error:
             raise EngineError(f"{self.base_url}{path} answered with no JSON.", "Check that it is vLLM.") from error
         return parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+def engine_control(settings: Settings) -> EngineControl:
+    """The engine of the settings, by the name of what it serves. Raises `EngineError` when it is down."""
+    key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
+    control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"), api_key=key)
+    return replace(control, model=control.served_model())

@@ -13,12 +13,21 @@ from pathlib import Path
 import numpy as np
 import structlog
 
-from mosaic.credit import CreditSettings, GroupCredit, TrajectoryCredit, assign, group_input, rule_settings
+from mosaic.credit import (
+    CreditSettings,
+    GroupCredit,
+    GroupStatistics,
+    TrajectoryCredit,
+    assign,
+    group_input,
+    rule_settings,
+)
 from mosaic.errors import EngineError, NothingToTrain, SettingsError
 from mosaic.records import Group, IdArray
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
-from trainer.engine_control import EngineControl
+from trainer.contributions import Contributions, estimated
+from trainer.engine_control import EngineControl, engine_control
 from trainer.probe import checkpoint_logprobs
 from trainer.publish import Publication, PublishReport, publish
 from trainer.round import StepReport, TrainReport, TrainSettings
@@ -100,7 +109,9 @@ def _train_and_publish(
 ) -> JobReport:
     config, job_id, model = settings.train, task.job_id, task.model
     waiting = store.waiting(config.only, task.current - config.max_staleness, config.max_trajectories)
-    selection = select(store.groups(waiting), config, task.rule)
+    groups = store.groups(waiting)
+    known = estimated(store, groups, settings, task.rule)
+    selection = select(groups, config, task.rule, known)
     left_out = {**waiting.left_out, **selection.left_out}
     for reason, number in left_out.items():
         store.count("left_out_of_training", reason, number)
@@ -134,6 +145,7 @@ def _train_and_publish(
     )
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
     store.finish_training(job_id, version, selection.trained, advantages, asdict(published))
+    known.write(checkpoint)
     _prune(config.output, config.keep_checkpoints, {checkpoint, model})
     return JobReport(
         job_id=job_id,
@@ -149,10 +161,8 @@ def _train_and_publish(
 def running_engine(settings: Settings, live: Path, version: int, probe_ids_L: IdArray) -> EngineControl:
     """The running engine. Raises `EngineError`, before anything is trained, when it cannot take new weights or does not
     serve those that are said to be live: an engine that was restarted on older ones says nothing of it."""
-    key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
-    control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"), api_key=key)
+    control = engine_control(settings)
     control.version()
-    control = replace(control, model=control.served_model())
     gap = float(np.abs(control.logprobs(probe_ids_L) - checkpoint_logprobs(live, probe_ids_L)).mean())
     if not gap <= MAX_GAP:
         raise EngineError(
@@ -163,10 +173,13 @@ def running_engine(settings: Settings, live: Path, version: int, probe_ids_L: Id
     return control
 
 
-def select(groups: list[Group], config: TrainConfig, rule: CreditSettings) -> Selection:
+def select(
+    groups: list[Group], config: TrainConfig, rule: CreditSettings, known: Contributions | None = None
+) -> Selection:
     """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason."""
     left_out: Counter[str] = Counter()
-    credits = assign([group_input(g) for g in groups], rule)
+    known = known or Contributions(GroupStatistics())
+    credits = assign([group_input(g, known.estimator, known.call_gains) for g in groups], rule)
     sequences: list[Sequence] = []
     trained: dict[str, float | None] = {}
     for group, credit in zip(groups, credits, strict=True):

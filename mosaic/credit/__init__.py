@@ -7,10 +7,12 @@ became, and with one session per trajectory the `mosaic` rule equals GRPO exactl
 """
 
 from mosaic.credit.assign import assign
-from mosaic.credit.estimators import ContributionEstimator, GroupStatistics
+from mosaic.credit.estimate import Blend, Calibration, ContributionEstimator, Estimate, Known, blend, calibrate
+from mosaic.credit.estimators import GroupStatistics
 from mosaic.credit.evidence import SessionEvidence, trajectory_evidence
 from mosaic.credit.inputs import group_input
 from mosaic.credit.model import (
+    CallInput,
     DropReason,
     Gate,
     GroupCredit,
@@ -26,6 +28,7 @@ from mosaic.credit.settings import (
     RULES,
     Baseline,
     CreditSettings,
+    Granularity,
     LossMean,
     Renorm,
     Single,
@@ -36,13 +39,19 @@ from mosaic.credit.settings import (
 __all__ = [
     "RULES",
     "Baseline",
+    "Blend",
+    "Calibration",
+    "CallInput",
     "ContributionEstimator",
     "CreditSettings",
     "DropReason",
+    "Estimate",
     "Gate",
+    "Granularity",
     "GroupCredit",
     "GroupInput",
     "GroupStatistics",
+    "Known",
     "LossMean",
     "Renorm",
     "SessionCredit",
@@ -55,6 +64,8 @@ __all__ = [
     "TrajectoryCredit",
     "TrajectoryInput",
     "assign",
+    "blend",
+    "calibrate",
     "group_input",
     "rule_settings",
     "trajectory_evidence",

@@ -1,31 +1,15 @@
-"""Estimators of a session's contribution: what the session changed in the probability of success.
+"""The contribution that needs no rollouts, no scoring and no ground truth: who found what, over a group.
 
-They are interchangeable: a group of comparable trajectories in, one number per session out. Here is the one that needs
-no rollouts, no scoring and no ground truth. The definition of contribution is the source's (arXiv 2610.22174); how it
-is estimated here is this project's own (mosaic.md, section 4.2, E2).
+What a contribution is, is the source's (arXiv 2610.22174); how it is estimated here is this project's own (mosaic.md,
+section 4.2, E2).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from mosaic.credit.estimate import Estimate
 from mosaic.credit.evidence import SessionEvidence, trajectory_evidence
 from mosaic.records import Group
-
-
-class ContributionEstimator(Protocol):
-    """What every estimator offers."""
-
-    @property
-    def source(self) -> str:
-        """Name of the estimator, recorded beside each of its numbers."""
-
-    def contributions(self, group: Group) -> Mapping[str, float]:
-        """Return the contribution of each session by its id; a session that is left out is unknown.
-
-        Every trajectory of `group` has a finite reward and may be compared with the others.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +27,35 @@ class GroupStatistics:
 
     shrinkage: float = 1.0
     """p, in trajectories, > 0."""
-    source: str = "group"
 
     def __post_init__(self) -> None:
         """Without shrinkage, a key that all have or none lack would divide by zero."""
         if not self.shrinkage > 0:
             raise ValueError(f"GroupStatistics: shrinkage = {self.shrinkage!r} must be > 0; 1 is the usual value")
 
-    def contributions(self, group: Group) -> dict[str, float]:
-        """Return the sum of lifts of each session's new keys, by session id."""
+    def contributions(self, group: Group) -> dict[str, Estimate]:
+        """Return the sum of lifts of each session's new keys, by session id.
+
+        Its variance is that of as many differences of means (at least one), and infinite when all rewards are equal.
+        """
         evidence = [trajectory_evidence(trajectory) for trajectory in group.trajectories]
         rewards = [trajectory.reward or 0.0 for trajectory in group.trajectories]
         lift = self.lifts(evidence, rewards)
         if not lift:
             return {}
+        noise = self.noise(rewards)
         sessions = [item for of_trajectory in evidence for item in of_trajectory.items()]
         # fsum: a set has no order. Rounding: noise just above zero would keep the exploration gate shut.
-        return {sid: round(math.fsum(lift[key] for key in found.new), 12) for sid, found in sessions}
+        return {
+            sid: Estimate(round(math.fsum(lift[key] for key in found.new), 12), noise * max(len(found.new), 1), "group")
+            for sid, found in sessions
+        }
+
+    def noise(self, rewards: list[float]) -> float:
+        """Variance of the lift of a key that half the trajectories have."""
+        count, mean = len(rewards), math.fsum(rewards) / len(rewards)
+        spread = math.fsum((reward - mean) ** 2 for reward in rewards) / count
+        return spread * 2 / (count / 2 + self.shrinkage) if max(rewards) > min(rewards) else math.inf
 
     def lifts(self, evidence: list[dict[str, SessionEvidence]], rewards: list[float]) -> dict[str, float]:
         """Return the lift of every key, given the evidence by session and the reward of each trajectory."""

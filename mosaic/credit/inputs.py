@@ -6,11 +6,13 @@ This is the only place of the package that looks at calls and their messages; wh
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from mosaic.credit.comparison import drop_reason
-from mosaic.credit.estimators import ContributionEstimator, GroupStatistics
+from mosaic.credit.estimate import ContributionEstimator, Estimate
+from mosaic.credit.estimators import GroupStatistics
 from mosaic.credit.evidence import SessionEvidence, trajectory_evidence
-from mosaic.credit.model import DropReason, GroupInput, SessionInput, TrajectoryInput
+from mosaic.credit.model import CallInput, DropReason, GroupInput, SessionInput, TrajectoryInput
 from mosaic.records import Call, Group, Session, Trajectory, TrajectoryState
 
 EXCLUDED = {
@@ -23,38 +25,44 @@ EXCLUDED = {
 is the caller's duty not to train it again."""
 
 
-def group_input(group: Group, estimator: ContributionEstimator | None = None) -> GroupInput:
+def group_input(
+    group: Group,
+    estimator: ContributionEstimator | None = None,
+    call_gains: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+) -> GroupInput:
     """Return what the rules need to know of a recorded group; the estimator is `GroupStatistics` by default.
+
+    `call_gains`, by call id, are for rules of finer granularity (`information_gain.call_gains`).
 
     The estimator sees only trajectories that can be compared. A session of auxiliary calls only (a title, a probe) is
     the framework's doing and no session here.
     """
     estimator = estimator or GroupStatistics()
-    inputs = [_trajectory_input(trajectory) for trajectory in group.trajectories]
+    inputs = [_trajectory_input(trajectory, call_gains) for trajectory in group.trajectories]
     pairs = zip(group.trajectories, inputs, strict=True)
     comparable = [t for t, given in pairs if drop_reason(given.exclusion, given.reward, given.tokens) is None]
     known = estimator.contributions(replace(group, trajectories=tuple(comparable)))
-    filled = tuple(_with_contributions(given, known, estimator.source) for given in inputs)
+    filled = tuple(_with_contributions(given, known) for given in inputs)
     return GroupInput(task_key=group.task_key, trajectories=filled)
 
 
-def _with_contributions(given: TrajectoryInput, known: Mapping[str, float], source: str) -> TrajectoryInput:
-    sessions = tuple(
-        replace(session, contribution=known[session.session_id], contribution_source=source)
-        if session.session_id in known
-        else session
-        for session in given.sessions
-    )
-    return replace(given, sessions=sessions)
+def _with_contributions(given: TrajectoryInput, known: Mapping[str, Estimate]) -> TrajectoryInput:
+    return replace(given, sessions=tuple(_with_contribution(s, known.get(s.session_id)) for s in given.sessions))
 
 
-def _trajectory_input(trajectory: Trajectory) -> TrajectoryInput:
+def _with_contribution(session: SessionInput, estimate: Estimate | None) -> SessionInput:
+    if estimate is None:
+        return session
+    return replace(session, contribution=estimate.value, contribution_source=estimate.source)
+
+
+def _trajectory_input(trajectory: Trajectory, call_gains: Mapping[str, tuple[float, ...]]) -> TrajectoryInput:
     evidence = trajectory_evidence(trajectory)
     return TrajectoryInput(
         trajectory_id=trajectory.trajectory_id,
         reward=trajectory.reward,
         sessions=tuple(
-            _session_input(session, evidence[session.session_id])
+            _session_input(session, evidence[session.session_id], call_gains)
             for session in trajectory.sessions
             if not _only_auxiliary(session)
         ),
@@ -62,7 +70,9 @@ def _trajectory_input(trajectory: Trajectory) -> TrajectoryInput:
     )
 
 
-def _session_input(session: Session, evidence: SessionEvidence) -> SessionInput:
+def _session_input(
+    session: Session, evidence: SessionEvidence, call_gains: Mapping[str, tuple[float, ...]]
+) -> SessionInput:
     trainable = [call for call in session.calls if _trainable_tokens(call)]
     return SessionInput(
         session_id=session.session_id,
@@ -72,6 +82,10 @@ def _session_input(session: Session, evidence: SessionEvidence) -> SessionInput:
         last_call_id=trainable[-1].call_id if trainable else None,
         tokens=sum(_trainable_tokens(call) for call in trainable),
         exploration=evidence.exploration,
+        calls=tuple(
+            CallInput(call_id=call.call_id, tokens=_trainable_tokens(call), gains=call_gains.get(call.call_id, ()))
+            for call in trainable
+        ),
         effective=_has_output(session),
     )
 

@@ -52,6 +52,19 @@ class SpanRole(StrEnum):
     """They start a subagent."""
     ANSWER = "answer"
     """They end the trajectory."""
+    CALL = "call"
+    """They are one call of a session whose credit is given call by call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInput:
+    """What a rule of finer granularity needs to know of one call with trainable tokens."""
+
+    call_id: str
+    tokens: int
+    """Trainable sampled tokens, > 0."""
+    gains: tuple[float, ...] = ()
+    """What the call gained, or what each of its tool results did; empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +87,8 @@ class SessionInput:
     """The estimator that gave `contribution`."""
     exploration: float = 0.0
     """Share, in [0, 1], of the session's evidence that no earlier session of the trajectory had found."""
+    calls: tuple[CallInput, ...] = ()
+    """Its calls with trainable tokens, in order; needed only by rules of finer granularity."""
     effective: bool = True
     """False when the session produced nothing, so that it must not count as effort in a failure (C2)."""
 
@@ -106,12 +121,14 @@ class GroupInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCredit:
-    """The credit of one session: `advantage` = advantage of the trajectory x `factor`."""
+    """The credit of one session: `advantage` = outcome of the trajectory x `factor` + its usage x `usage_factor`."""
 
     session_id: str
     advantage: float
     factor: float
-    """The session's share after renormalisation, >= 0; 1 is an unshaped session."""
+    """The session's share of the outcome after renormalisation, >= 0; 1 is an unshaped session."""
+    usage_factor: float
+    """The same of the usage."""
     contribution: float | None
     """As it was given, whether or not the gate let it through; None when unknown."""
     source: str
@@ -126,7 +143,7 @@ class SpanCredit:
     call_id: str
     role: SpanRole
     opened_session_id: str | None
-    """The session that the call created; the first of several; None for an answer."""
+    """The session that the call created; the first of several; None where it created none."""
     advantage: float
 
 
@@ -136,6 +153,9 @@ class TrajectoryCredit:
 
     trajectory_id: str
     advantage: float
+    """Outcome and usage together."""
+    usage: float
+    """The part of it that comes from the number of sessions."""
     usage_rank: float
     """Rank of its session count among trajectories of like reward, in [0, 1]: 0 fewest, 1 most, 0.5 all alike."""
     sessions: tuple[SessionCredit, ...]

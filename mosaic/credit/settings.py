@@ -49,6 +49,16 @@ class LossMean(StrEnum):
     """Every session with trained tokens weighs the same (agent-mean of WideSeek-R1)."""
 
 
+class Granularity(StrEnum):
+    """What has a credit of its own."""
+
+    SESSION = "session"
+    CALL = "call"
+    """A call, by its information gain (IGPO, arXiv 2510.14967, per turn), below its session."""
+    CHUNK = "chunk"
+    """A tool result, scored in the same way; a call has the mean of its results. This project's own."""
+
+
 class SpawnSpan(StrEnum):
     """Which advantage the tokens get that start a subagent."""
 
@@ -67,19 +77,22 @@ class CreditSettings:
     """r*: a reward of at least this is a success."""
     bin_width: float = 0.05
     """Rewards closer than this are of one stratum, in units of the reward; 0 means equal rewards only."""
-    alpha: float = 0.1
-    """Strength of the usage term in a group with different rewards, in [0, 1)."""
-    beta_s: float = 0.25
+    alpha: float = 0.95
+    """Strength of the usage term among the successes of a group with different rewards, in [0, 1): the share of half
+    the distance to the next stratum that the fewest sessions gain and the most lose."""
+    alpha_f: float = 0.02
+    """The same for failures (C2), in [0, 1), and at most their distance to the mean: it pays for effort alone."""
+    beta_s: float = 2.0
     """Largest advantage from usage when all rewards are equal and a success."""
-    beta_f: float = 0.1
-    """The same when all are a failure. Keep it below `beta_s` and lower it over time: it pays for effort alone."""
+    beta_f: float = 0.02
+    """The same when all are a failure. Keep it below `beta_s`: it pays for effort alone."""
     c2_all_fail: bool = True
     """False: a group in which all rewards are equal and a failure gives no signal."""
     k_cap: int = 16
     """More sessions than this do not count as more effort in a failure, >= 1."""
     x_min: float = 0.1
     """Least exploration score of a session that counts as effort in a failure."""
-    gamma: float = 0.8
+    gamma: float = 1.0
     """Strength of the shaping by contribution, in [0, 1]; 0 means none."""
     gamma_f: float = 0.4
     """Strength of the shaping by exploration, in [0, 1]; 0 means none."""
@@ -87,18 +100,25 @@ class CreditSettings:
     """A failure whose largest contribution is at most this is shaped by exploration."""
     s_min: float = 1e-3
     """Least scale by which contributions and exploration scores are divided, > 0."""
-    scale_quantile: float = 0.9
-    """Quantile of the positive values of the group that counts as full contribution, in [0, 1]."""
+    scale_quantile: float = 1.0
+    """Quantile of the positive values of the group that counts as full contribution, in [0, 1]; 1 is the largest."""
+    granularity: Granularity = Granularity.SESSION
+    gamma_call: float = 0.4
+    """Strength of the shaping by a call's own gain, in [0, 1]; used with a granularity below the session."""
     renorm: Renorm = Renorm.BATCH
     loss_mean: LossMean = LossMean.TRAJECTORY
     spawn_span: SpawnSpan = SpawnSpan.TRAJECTORY
+    spawn_usage: float = 0.25
+    """Share of the usage term, in [0, 1], that the call bears which starts subagents (with `SpawnSpan.TRAJECTORY`): it
+    sets their number at once and before anything is known, so the whole term would make it too timid."""
     epsilon: float = 1e-6
     """Added to a standard deviation before dividing; rewards within it are equal; > 0, in units of the reward."""
 
     def __post_init__(self) -> None:
         """Reject what the guarantees of the rule do not cover."""
-        self._check("alpha", "in [0, 1), or a worse reward could win", 0 <= self.alpha < 1)
-        for name in ("gamma", "gamma_f", "scale_quantile", "x_min"):
+        for name in ("alpha", "alpha_f"):
+            self._check(name, "in [0, 1), or a worse reward could win", 0 <= getattr(self, name) < 1)
+        for name in ("gamma", "gamma_f", "gamma_call", "scale_quantile", "x_min", "spawn_usage"):
             self._check(name, "in [0, 1]", 0 <= getattr(self, name) <= 1)
         for name in ("beta_s", "beta_f", "bin_width"):
             self._check(name, ">= 0 and finite", 0 <= getattr(self, name) < float("inf"))
@@ -119,7 +139,7 @@ class CreditSettings:
 
 
 def _baseline(baseline: Baseline, single: Single = Single.DROP) -> CreditSettings:
-    return CreditSettings(baseline=baseline, single=single, alpha=0, beta_s=0, beta_f=0, gamma=0, gamma_f=0)
+    return CreditSettings(baseline=baseline, single=single, alpha=0, alpha_f=0, beta_s=0, beta_f=0, gamma=0, gamma_f=0)
 
 
 RULES: Mapping[str, CreditSettings] = MappingProxyType(
@@ -130,8 +150,10 @@ RULES: Mapping[str, CreditSettings] = MappingProxyType(
         "rloo": _baseline(Baseline.RLOO),
         "reinforce_pp": _baseline(Baseline.REINFORCE_PP, Single.BATCH),
         "mosaic": CreditSettings(),
-        "mosaic:trajectory": CreditSettings(gamma=0, gamma_f=0),
-        "mosaic:session": CreditSettings(alpha=0, beta_s=0, beta_f=0),
+        "mosaic:trajectory": CreditSettings(gamma=0, gamma_f=0, spawn_usage=1),
+        "mosaic:session": CreditSettings(alpha=0, alpha_f=0, beta_s=0, beta_f=0),
+        "call": CreditSettings(granularity=Granularity.CALL),
+        "chunk": CreditSettings(granularity=Granularity.CHUNK),
     }
 )
 """The rules by name. To change a constant: `dataclasses.replace(RULES["mosaic"], alpha=0.2)`."""

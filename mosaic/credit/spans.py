@@ -9,32 +9,40 @@ span: the framework branched, no token asked for it.
 from collections.abc import Mapping, Sequence, Set
 
 from mosaic.credit.model import SessionInput, SpanCredit, SpanRole, TrajectoryInput
+from mosaic.credit.session_tree import CONTINUING
 from mosaic.credit.settings import CreditSettings, SpawnSpan
 from mosaic.records import SessionKind
 
-CONTINUING = frozenset({SessionKind.COMPACTION, SessionKind.HANDOFF})
-"""Kinds of session that carry on their parent's work, so that the parent's end is not the answer."""
-
 
 def span_credits(
-    trajectory: TrajectoryInput, advantage: float, session_advantage: Mapping[str, float], settings: CreditSettings
+    trajectory: TrajectoryInput,
+    outcome: float,
+    usage: float,
+    session_advantage: Mapping[str, float],
+    settings: CreditSettings,
 ) -> tuple[SpanCredit, ...]:
     """Return the spans of a trajectory, at most one per call: a handoff goes before a spawn, a spawn before the answer.
 
-    A handoff carries the successor's advantage, an answer the trajectory's, a spawn the trajectory's or its children's
-    mean.
+    A handoff carries the successor's advantage, an answer the trajectory's, a spawn the trajectory's (with a share of
+    its usage) or its children's mean. `outcome` and `usage` are the parts of the trajectory's advantage.
     """
     spans: dict[str, SpanCredit] = {}
     for call_id, opened in _opened(trajectory.sessions, CONTINUING).items():
         spans[call_id] = _span(call_id, SpanRole.HANDOFF, opened, _mean(opened, session_advantage))
     for call_id, opened in _opened(trajectory.sessions, {SessionKind.SPAWN}).items():
         children = settings.spawn_span is SpawnSpan.CHILDREN
-        value = _mean(opened, session_advantage) if children else advantage
+        value = _mean(opened, session_advantage) if children else outcome + settings.spawn_usage * usage
         spans.setdefault(call_id, _span(call_id, SpanRole.SPAWN, opened, value))
     answer = _answer_call(trajectory.sessions)
     if answer is not None:
-        spans.setdefault(answer, _span(answer, SpanRole.ANSWER, (), advantage))
+        spans.setdefault(answer, _span(answer, SpanRole.ANSWER, (), outcome + usage))
     return tuple(spans.values())
+
+
+def call_spans(call_advantage: Mapping[str, float], taken: Set[str]) -> tuple[SpanCredit, ...]:
+    """Return the calls with an advantage of their own, unless they are decision spans already."""
+    rows = ((call_id, value) for call_id, value in call_advantage.items() if call_id not in taken)
+    return tuple(_span(call_id, SpanRole.CALL, (), value) for call_id, value in rows)
 
 
 def _opened(sessions: Sequence[SessionInput], kinds: Set[SessionKind]) -> dict[str, list[SessionInput]]:

@@ -1,9 +1,10 @@
-"""The trajectory level: one advantage per trajectory, from its reward and its number of sessions.
+"""The trajectory level: one advantage per trajectory, the sum of what its reward and its number of sessions give.
 
 That session usage enters the advantage, that fewer sessions rank higher among successes (C1) and more among failures
 (C2) is the source's (arXiv 2610.22174). Every formula here is this project's own (mosaic.md, section 4.1), except the
 baselines, which are their papers' (see `settings.Baseline`). The usage term is centred in each stratum, so a group's
-advantages sum to zero; it is smaller than half the distance to the next stratum, so a better reward always wins.
+advantages sum to zero; it is smaller than half the distance to the next stratum, so a better reward always wins. Of
+two outcomes, a slow success may be pushed down; a failure is never pushed up for its effort.
 """
 
 from collections.abc import Sequence
@@ -20,9 +21,17 @@ from mosaic.credit.settings import Baseline, CreditSettings, Single
 class TrajectoryLevel:
     """What the trajectories of one group got."""
 
-    advantage_G: FloatArray
+    outcome_G: FloatArray
+    """The part of the advantage that comes from the rewards."""
+    usage_G: FloatArray
+    """The part that comes from the numbers of sessions."""
     rank_G: FloatArray
     """Usage ranks in [0, 1]."""
+
+    @property
+    def advantage_G(self) -> FloatArray:
+        """Both parts together."""
+        return self.outcome_G + self.usage_G
 
 
 def strata(reward_G: FloatArray, settings: CreditSettings) -> NDArray[np.int64]:
@@ -67,7 +76,8 @@ def trajectory_levels(groups: Sequence[Comparison], settings: CreditSettings) ->
             levels.append(_degenerate(group, settings))
             continue
         term_G, rank_G = _usage(group, diff_G, settings)
-        levels.append(TrajectoryLevel((diff_G + term_G) / _divisor(group.reward_G, batch_sigma, settings), rank_G))
+        divisor = _divisor(group.reward_G, batch_sigma, settings)
+        levels.append(TrajectoryLevel(diff_G / divisor, term_G / divisor, rank_G))
     return levels
 
 
@@ -99,7 +109,7 @@ def _degenerate(group: Comparison, settings: CreditSettings) -> TrajectoryLevel:
     rank_G = _ranks(group, np.ones(len(group.reward_G), dtype=np.bool_), success, settings)
     strength_f = settings.beta_f if settings.c2_all_fail else 0.0
     strength = settings.beta_s if success else -strength_f
-    return TrajectoryLevel(strength * (1 - 2 * rank_G), rank_G)
+    return TrajectoryLevel(np.zeros_like(rank_G), strength * (1 - 2 * rank_G), rank_G)
 
 
 def _usage(group: Comparison, diff_G: FloatArray, settings: CreditSettings) -> tuple[FloatArray, FloatArray]:
@@ -112,6 +122,9 @@ def _usage(group: Comparison, diff_G: FloatArray, settings: CreditSettings) -> t
         rank_G[member_G] = _ranks(group, member_G, success, settings)
         # Between nearest edges, not means: in a bin, the members' own differences already use up some of the gap.
         gap = np.abs(diff_G[member_G][:, None] - diff_G[~member_G][None, :]).min(initial=np.inf)
-        amplitude = settings.alpha * min(abs(float(diff_G[member_G].mean())), gap / 2)
-        term_G[member_G] = (1 if success else -1) * amplitude * (1 - 2 * rank_G[member_G])
+        # One stratum only (possible when bins hold different rewards): there is no other to stay away from.
+        room = gap / 2 if np.isfinite(gap) else 0.0
+        of_failures = min(abs(float(diff_G[member_G].mean())), room)
+        strength = settings.alpha * room if success else -settings.alpha_f * of_failures
+        term_G[member_G] = strength * (1 - 2 * rank_G[member_G])
     return term_G, rank_G

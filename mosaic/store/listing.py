@@ -88,6 +88,17 @@ def fidelity(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, 
     return found
 
 
+def attempts_beside(connection: Connection, trajectory_id: str) -> list[str]:
+    """The trajectory and all others of its task and policy version, oldest first."""
+    mine = select(TrajectoryRow.task_key, TrajectoryRow.policy_version)
+    task_key, version = connection.execute(mine.where(TrajectoryRow.trajectory_id == trajectory_id)).one()
+    query = select(TrajectoryRow.trajectory_id).order_by(TrajectoryRow.created_at)
+    if task_key is None:
+        return [trajectory_id]
+    query = query.where(TrajectoryRow.task_key == task_key, TrajectoryRow.policy_version == version)
+    return list(connection.scalars(query))
+
+
 def waiting(connection: Connection, like: str | None, oldest_version: int, limit: int) -> Waiting:
     """Scored trajectories of `oldest_version` or newer: whole groups, newest first, at most `limit` trajectories
     unless a single group has more."""

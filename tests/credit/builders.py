@@ -9,11 +9,25 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from mosaic.credit import GroupCredit, GroupInput, SessionInput, TrajectoryInput
+from mosaic.credit import CreditSettings, GroupCredit, GroupInput, SessionInput, TrajectoryInput
 from mosaic.records import Call, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 
 quick = settings(max_examples=60, deadline=None, database=None)
 """Profile of every property test: no time limit per example (the machine is shared), nothing written to disk."""
+
+
+SPEC = CreditSettings(
+    alpha=0.1,
+    alpha_f=0.1,
+    beta_s=0.25,
+    beta_f=0.1,
+    gamma=0.8,
+    gamma_f=0.4,
+    scale_quantile=0.9,
+    spawn_usage=1.0,
+    epsilon=1e-12,
+)
+"""Constants with which the worked examples are easy to follow, and no `epsilon` to speak of."""
 
 
 def session(sid: str, contribution: float | None = None, **fields: Any) -> SessionInput:

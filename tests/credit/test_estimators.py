@@ -22,7 +22,9 @@ def attempt(tid: str, reward: float, *found: Sequence[str]) -> Trajectory:
 
 
 def contributions(*trajectories: Trajectory, shrinkage: float = 1.0) -> dict[str, float]:
-    return GroupStatistics(shrinkage).contributions(Group("task", trajectories))
+    found = GroupStatistics(shrinkage).contributions(Group("task", trajectories))
+    assert {e.source for e in found.values()} <= {"group"}
+    return {session_id: e.value for session_id, e in found.items()}
 
 
 def lift(rewards: Sequence[float], holds: Sequence[bool]) -> float:

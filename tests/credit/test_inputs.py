@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mosaic.credit import DropReason, Gate, GroupInput, SessionInput, SpanRole, assign, group_input
+from mosaic.credit import DropReason, Estimate, Gate, GroupInput, SessionInput, SpanRole, assign, group_input
 from mosaic.records import Call, Group, Session, SessionKind, Trajectory, TrajectoryState
 
 from .builders import call, recorded, recorded_session, tool_call, tool_result
@@ -14,14 +14,12 @@ from .builders import call, recorded, recorded_session, tool_call, tool_result
 class Seen:
     """An estimator that knows one session and remembers which trajectories it was shown."""
 
-    source = "fixed"
-
     def __init__(self) -> None:
         self.trajectories: list[str] = []
 
-    def contributions(self, group: Group) -> Mapping[str, float]:
+    def contributions(self, group: Group) -> Mapping[str, Estimate]:
         self.trajectories = [t.trajectory_id for t in group.trajectories]
-        return {"a": 0.5}
+        return {"a": Estimate(0.5, 0.1, "fixed")}
 
 
 def build(*trajectories: Trajectory) -> GroupInput:
@@ -122,7 +120,7 @@ def test_a_recorded_group_becomes_credit_that_follows_what_was_found() -> None:
     rows = [compacting("a", 1, "gold", "dust"), compacting("b", 1, "gold", "sand"), compacting("c", 0, "sand", "dust")]
     [credit] = assign([build(*rows)], "mosaic")
     good, _, bad = credit.trajectories
-    assert good.sessions[0].advantage > good.sessions[1].advantage > 0
+    assert good.sessions[0].advantage > good.sessions[1].advantage == 0
     assert {s.gate for s in bad.sessions} == {Gate.EXPLORATION}
     assert [s.source for s in good.sessions] == ["group", "group"]
     roles = {span.call_id: (span.role, span.advantage) for span in good.spans}

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from mosaic.credit import CreditSettings, Gate, GroupCredit, LossMean, Renorm, TrajectoryInput, assign
+from mosaic.credit import Gate, GroupCredit, LossMean, Renorm, TrajectoryInput, assign
 
-from .builders import group, session, session_advantages, trajectory
+from .builders import SPEC, group, session, session_advantages, trajectory
 
-PLAIN = CreditSettings(alpha=0.0, renorm=Renorm.OFF, epsilon=1e-12)
+PLAIN = replace(SPEC, alpha=0.0, alpha_f=0.0, renorm=Renorm.OFF)
 
 
 def factors(credit: GroupCredit, index: int = 0) -> list[float]:
@@ -95,6 +96,17 @@ def test_renormalisation_weighs_sessions_as_the_loss_does() -> None:
     )
     assert factors(by_token) == pytest.approx([1 / 0.92, 0.2 / 0.92, 0.2 / 0.92])
     assert factors(by_session) == pytest.approx([1 / 0.6, 0.2 / 0.6, 0.2 / 0.6])
+
+
+def test_a_slow_success_praises_what_brought_it_about_and_blames_what_made_it_slow() -> None:
+    slow, fast = trajectory("slow", 1.0, [0.6, 0.0]), trajectory("fast", 1.0, [0.6])
+    given = group([slow, fast, trajectory("f", 0.0, [0.0])])
+    credit = assign([given], replace(PLAIN, alpha=0.5, gamma=1.0))[0].trajectories[0]
+    assert credit.usage == pytest.approx(-0.25 / np.sqrt(2 / 9))
+    useful, useless = credit.sessions
+    assert (useful.factor, useful.usage_factor, useless.factor, useless.usage_factor) == pytest.approx((1, 0, 0, 1))
+    assert useful.advantage == pytest.approx(credit.advantage - credit.usage)
+    assert useless.advantage == pytest.approx(credit.usage)
 
 
 def test_a_full_gamma_without_any_contribution_silences_the_successes() -> None:

@@ -24,7 +24,7 @@ def test_a_rule_can_be_given_by_name_or_by_its_settings() -> None:
 
 def test_the_ablations_are_mosaic_with_one_level_taken_away() -> None:
     given = counted_group([1, 1, 0, 0], [1, 2, 1, 2])
-    assert rule_settings("mosaic:trajectory") == replace(CreditSettings(), gamma=0, gamma_f=0)
+    assert rule_settings("mosaic:trajectory") == replace(CreditSettings(), gamma=0, gamma_f=0, spawn_usage=1)
     grpo, session_only = assign([given], "grpo")[0], assign([given], "mosaic:session")[0]
     assert [t.advantage for t in session_only.trajectories] == [t.advantage for t in grpo.trajectories]
 

@@ -7,9 +7,9 @@ import pytest
 from mosaic.credit import CreditSettings, Renorm, SessionInput, SpanCredit, SpanRole, SpawnSpan, TrajectoryInput, assign
 from mosaic.records import SessionKind
 
-from .builders import group, session, trajectory
+from .builders import SPEC, group, session, trajectory
 
-SETTINGS = CreditSettings(renorm=Renorm.OFF, epsilon=1e-12)
+SETTINGS = replace(SPEC, renorm=Renorm.OFF)
 COMPACTION, SPAWN = SessionKind.COMPACTION, SessionKind.SPAWN
 
 

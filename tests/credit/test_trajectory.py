@@ -9,9 +9,9 @@ import pytest
 from mosaic.credit import RULES, Baseline, CreditSettings, DropReason, SessionInput, Single, TrajectoryInput, assign
 from mosaic.credit.trajectory import strata, usage_ranks
 
-from .builders import advantages, counted_group, group, session, trajectory
+from .builders import SPEC, advantages, counted_group, group, session, trajectory
 
-EXACT = CreditSettings(epsilon=1e-12)
+EXACT = SPEC
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ EXACT = CreditSettings(epsilon=1e-12)
 def test_the_examples_of_the_specification_come_out(
     rewards: list[float], counts: list[int], alpha: float, expected: list[float]
 ) -> None:
-    [credit] = assign([counted_group(rewards, counts)], replace(EXACT, alpha=alpha))
+    [credit] = assign([counted_group(rewards, counts)], replace(EXACT, alpha=alpha, alpha_f=alpha))
     assert advantages(credit) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_close_neighbour_halves_what_usage_may_move() -> None:
     given = counted_group([0, 0, 0.9, 0.9, 1, 1], [1, 1, 1, 2, 1, 2])
-    [credit] = assign([given], replace(EXACT, alpha=0.9, baseline=Baseline.DR_GRPO))
+    [credit] = assign([given], replace(EXACT, alpha=0.9, alpha_f=0.9, baseline=Baseline.DR_GRPO))
     mean, move = 3.8 / 6, 0.9 * 0.05
     rewards = [0, 0, 0.9 + move, 0.9 - move, 1 + move, 1 - move]
     assert advantages(credit) == pytest.approx([r - mean for r in rewards])
@@ -47,7 +47,7 @@ def test_a_reward_at_the_threshold_is_a_success() -> None:
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_a_lone_success_of_eight_has_the_same_advantage_whatever_its_sessions(count: int) -> None:
     given = counted_group([1] + [0] * 7, [count, 1, 2, 3, 4, 5, 6, 7])
-    [credit] = assign([given], replace(EXACT, alpha=0.5))
+    [credit] = assign([given], replace(EXACT, alpha=0.5, alpha_f=0.5))
     assert advantages(credit)[0] == pytest.approx(2.646, abs=1e-3)
     assert advantages(credit)[1] == pytest.approx(-0.567, abs=1e-3)
     assert advantages(credit)[7] == pytest.approx(-0.189, abs=1e-3)
@@ -61,8 +61,8 @@ def test_graded_rewards_that_all_differ_are_grpo_even_on_the_grid_of_the_bins() 
 
 def test_graded_rewards_of_one_bin_are_ranked_by_usage_and_keep_their_own_difference() -> None:
     given = counted_group([0.9, 0.92, 0.1], [2, 5, 3])
-    [credit] = assign([given], replace(EXACT, alpha=0.5, baseline=Baseline.DR_GRPO))
-    shift = 0.5 * (0.91 - 0.64)
+    [credit] = assign([given], replace(EXACT, alpha=0.5, alpha_f=0.5, baseline=Baseline.DR_GRPO))
+    shift = 0.5 * (0.9 - 0.1) / 2
     assert advantages(credit) == pytest.approx([0.26 + shift, 0.28 - shift, -0.54])
 
 
@@ -174,5 +174,7 @@ def test_without_that_a_task_seen_once_is_dropped_and_does_not_touch_the_spread_
 
 def test_the_usage_term_does_not_enter_its_own_divisor() -> None:
     given = counted_group([1, 1, 0, 0], [1, 9, 1, 9])
-    values = [advantages(assign([given], replace(EXACT, alpha=alpha))[0])[0] for alpha in (0.0, 0.2, 0.4)]
+    values = [
+        advantages(assign([given], replace(EXACT, alpha=alpha, alpha_f=alpha))[0])[0] for alpha in (0.0, 0.2, 0.4)
+    ]
     assert values == pytest.approx([1.0, 1.2, 1.4])

@@ -1,0 +1,1 @@
+"""The credit benchmark: `python -m benchmarks.credit` (simulation), `... figures`, `... chain` (the real thing)."""

@@ -1,0 +1,169 @@
+"""`mosaic credit`: what a rule makes of one trajectory, session by session, and what other rules would have made of it.
+
+Computed anew from what is stored, with the group that a training job would compare it with: the attempts at the same
+task by the same policy version. Nothing is written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from mosaic.credit import (
+    Blend,
+    ContributionEstimator,
+    Estimate,
+    GroupCredit,
+    GroupStatistics,
+    Known,
+    TrajectoryCredit,
+    assign,
+    group_input,
+    rule_settings,
+)
+from mosaic.errors import RequestError, SettingsError
+from mosaic.records import Group, Trajectory
+from mosaic.settings import load
+from mosaic.store import Store
+from mosaic.terminal import DATABASE, JSON, print_json
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One trajectory under one rule, and its sessions' advantages under others."""
+
+    trajectory: Trajectory
+    group: Group
+    rule: str
+    credit: TrajectoryCredit
+    others: Mapping[str, Mapping[str, float]]
+    """Rule -> session id -> advantage."""
+
+
+def credit(
+    trajectory: str,
+    *,
+    rule: str = typer.Option("mosaic", help="The rule to explain."),
+    also: list[str] = typer.Option(
+        ["grpo", "mosaic:trajectory", "mosaic:session"], help="Rules to compare it with; may be repeated."
+    ),
+    contributions: Path | None = typer.Option(
+        None, help="Contributions estimated elsewhere (a job's contributions.json), blended with group statistics."
+    ),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
+    """Explain the credit of a trajectory: reward, rank, contribution, gate and advantage per session."""
+    settings = load(database=database)
+    group = Store(settings.database, settings.reward_window_s).group_of(trajectory)
+    view = explain(group, trajectory, rule, also, estimator(contributions))
+    if as_json:
+        print_json(as_dict(view))
+    else:
+        Console().print(as_tree(view))
+
+
+def estimator(path: Path | None) -> ContributionEstimator:
+    """Group statistics, blended with what a file holds (session id -> value, variance, source). `SettingsError`."""
+    if path is None:
+        return GroupStatistics()
+    try:
+        known = {sid: Estimate(**row) for sid, row in orjson.loads(path.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{path} holds no contributions: {error}.", "Give a job's contributions.json.") from error
+    return Blend((Known(known), GroupStatistics()))
+
+
+def explain(group: Group, trajectory_id: str, rule: str, also: Sequence[str], source: ContributionEstimator) -> View:
+    """Credit a group under several rules. Raises `RequestError` when the trajectory has no credit, saying why."""
+    given = group_input(group, source)
+    try:
+        results = {name: assign([given], rule_settings(name))[0] for name in dict.fromkeys([rule, *also])}
+    except ValueError as error:
+        raise SettingsError(f"{error}.", "Pass another --rule or --also.") from error
+    found = {name: _of(result, trajectory_id) for name, result in results.items()}
+    chosen = found[rule]
+    if chosen is None:
+        reason = results[rule].dropped[trajectory_id]
+        raise RequestError(f"{trajectory_id} has no credit: {reason.value}.", "Score it with `mosaic reward`.")
+    others = {
+        name: {session.session_id: session.advantage for session in credited.sessions}
+        for name, credited in found.items()
+        if name != rule and credited is not None
+    }
+    member = next(t for t in group.trajectories if t.trajectory_id == trajectory_id)
+    return View(member, group, rule, chosen, others)
+
+
+def as_dict(view: View) -> dict[str, Any]:
+    """The view as JSON values."""
+    sessions = {session.session_id: session for session in view.trajectory.sessions}
+    return {
+        "trajectory_id": view.trajectory.trajectory_id,
+        "task_key": view.group.task_key,
+        "group": {t.trajectory_id: t.reward for t in view.group.trajectories},
+        "rule": view.rule,
+        "reward": view.trajectory.reward,
+        "usage_rank": view.credit.usage_rank,
+        "advantage": view.credit.advantage,
+        "usage": view.credit.usage,
+        "sessions": [
+            {
+                "session_id": row.session_id,
+                "kind": sessions[row.session_id].kind,
+                "parent_session_id": sessions[row.session_id].parent_session_id,
+                "contribution": row.contribution,
+                "source": row.source,
+                "gate": row.gate,
+                "factor": row.factor,
+                "usage_factor": row.usage_factor,
+                "advantage": row.advantage,
+                "others": {name: of[row.session_id] for name, of in view.others.items()},
+            }
+            for row in view.credit.sessions
+        ],
+        "spans": [
+            {"call_id": s.call_id, "role": s.role, "opens": s.opened_session_id, "advantage": s.advantage}
+            for s in view.credit.spans
+        ],
+    }
+
+
+def as_tree(view: View) -> Tree:
+    """The view with each session under its parent, and the decision spans of each."""
+    rewards = sorted((t.reward for t in view.group.trajectories if t.reward is not None), reverse=True)
+    reward = view.trajectory.reward or 0.0
+    top = Tree(
+        f"{escape(view.trajectory.trajectory_id)}  reward {reward:g} of {len(rewards)} attempts "
+        f"(mean {sum(rewards) / len(rewards):.2f}), usage rank {view.credit.usage_rank:.2f}, "
+        f"{escape(view.rule)} advantage {view.credit.advantage:+.3f} (usage {view.credit.usage:+.3f} of it)"
+    )
+    rows = {row.session_id: row for row in view.credit.sessions}
+    nodes: dict[str | None, Tree] = {}
+    for session in view.trajectory.sessions:
+        row = rows.get(session.session_id)
+        if row is None:
+            continue
+        known = "unknown" if row.contribution is None else f"{row.contribution:+.3f} ({row.source})"
+        others = "".join(f"  {name} {of[row.session_id]:+.3f}" for name, of in view.others.items())
+        node = nodes.get(session.parent_session_id, top).add(
+            f"{session.kind.value}  contribution {known}, gate {row.gate.value}, "
+            f"factors {row.factor:.2f} and {row.usage_factor:.2f}, "
+            f"[bold]advantage {row.advantage:+.3f}[/bold]  [dim]{escape(others.strip())}[/dim]"
+        )
+        nodes[session.session_id] = node
+        calls = {call.call_id for call in session.calls}
+        for span in view.credit.spans:
+            if span.call_id in calls:
+                node.add(f"[dim]{span.role.value} call {escape(span.call_id)}: {span.advantage:+.3f}[/dim]")
+    return top
+
+
+def _of(result: GroupCredit, trajectory_id: str) -> TrajectoryCredit | None:
+    return next((t for t in result.trajectories if t.trajectory_id == trajectory_id), None)
