@@ -7,11 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mosaic.credit import RULES, GroupCredit, GroupInput, SessionInput, TrajectoryCredit, assign, group_input
+from mosaic.credit import (
+    RULES,
+    Granularity,
+    GroupCredit,
+    GroupInput,
+    SessionInput,
+    TrajectoryCredit,
+    assign,
+    group_input,
+)
 from mosaic.records import Group, Trajectory
 
-SHOWN_RULES = tuple(name for name in RULES if name != "broadcast")
-"""All but the second name of `grpo`."""
+SHOWN_RULES = tuple(
+    name for name, rule in RULES.items() if name != "broadcast" and rule.granularity is Granularity.SESSION
+)
+"""All but the second name of `grpo`, and but those that differ from `mosaic` inside a session only."""
 FULL_RULE = "mosaic"
 """The rule whose sessions are shown one by one."""
 
