@@ -114,7 +114,7 @@ class Application:
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
         app.include_router(api.router(self._settings, self._store, self._recorder))
-        app.include_router(browse_api.router(self._store, self._events))
+        app.include_router(browse_api.router(self._settings, self._store, self._events))
         app.include_router(pages.router(self._settings, self._store, self._events, self._texts))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)

@@ -326,8 +326,10 @@ def _add_training(ui: APIRouter, pages: Pages) -> None:
         return pages.page(request, "groups.html", lines=lines, texts=texts, success=SUCCESS)
 
     @ui.get("/group")
-    def group(request: Request, task: str) -> HTMLResponse:
-        return pages.page(request, "group.html", group=group_of(pages.store, task))
+    def group(
+        request: Request, task: str, version: Annotated[int | None, Query(ge=0, lt=2**31)] = None
+    ) -> HTMLResponse:
+        return pages.page(request, "group.html", group=group_of(pages.store, task, version))
 
     @ui.get("/training")
     def training(request: Request) -> HTMLResponse:

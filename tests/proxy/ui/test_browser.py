@@ -242,6 +242,7 @@ async def test_every_page_fits_its_window_and_is_without_a_fault(
         await page.keyboard.press("g")
         await page.wait_for_url("**/ui/groups")
         await page.locator(".rows a").nth(1).click()
+        await page.get_by_text("v1", exact=True).click()
         await browser.see(".compare")
         await page.locator(".compare details summary").first.click()
         await browser.picture(f"group{suffix}")
