@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     trajectory_secret: SecretStr | None = Field(
         None, min_length=16, description="Signs keys that name a trajectory (`mosaic key`); unset knows none."
     )
+    webhook_secret: SecretStr | None = Field(
+        None, min_length=16, description="Signs rewards that come by webhook, without a key; unset takes none."
+    )
     replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."
