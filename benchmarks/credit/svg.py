@@ -118,8 +118,8 @@ def _held(value: float, limits: tuple[float, float]) -> float:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers."""
-    step = 10 ** math.floor(math.log10((high - low) / 2))
-    step = next(s for s in (step / 5, step / 2, step, step * 2) if (high - low) / s <= 8)
+    """At most eight round numbers."""
+    power = 10 ** math.floor(math.log10((high - low) / 10))
+    step = next(power * s for s in (1, 2, 5, 10, 20) if (high - low) / (power * s) <= 8)
     first = math.ceil(low / step - 1e-9)
     return [round(first * step + i * step, 10) for i in range(int((high - first * step) / step + 1e-9) + 1)]
