@@ -25,6 +25,7 @@ from benchmarks.credit.environment import (
     success,
 )
 from benchmarks.credit.fidelity import fidelity
+from benchmarks.credit.handoff import CREDITS, carry
 from benchmarks.credit.learning import learn
 from benchmarks.credit.methods import FRESH_SEEDS, METHODS, TUNING_SEEDS
 
@@ -105,3 +106,10 @@ def test_results_are_kept_per_job_and_all_figures_are_drawn_from_them(
         drawn = ElementTree.parse(path).getroot()
         assert len(list(drawn.iter("{http://www.w3.org/2000/svg}text"))) > 20
         assert "nan" not in path.read_text()
+
+
+def test_a_policy_learns_to_hand_over_carefully_and_its_seeds_repeat() -> None:
+    share, success_T = carry(CREDITS["successor"], 3, steps=12)
+    assert share[-3:].mean() > share[:3].mean()
+    assert (carry(CREDITS["successor"], 3, steps=2)[0] == share[:2]).all()
+    assert ((success_T > 0) & (success_T < 1)).all()
