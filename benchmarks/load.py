@@ -4,14 +4,12 @@
 prints its port. `python -m benchmarks.load clients` sends calls back to back over parallel connections and prints a
 line of JSON. Every client is an agent: four calls per trajectory, each extending the one before. A trajectory's first
 user message holds its name, so that only the system message is ever repeated. All calls that were begun are ended,
-unless a client is to hang up. A request's own field says so where the answer is to be paced or an error.
+unless a client is to hang up.
 """
 
 import argparse
 import asyncio
 import math
-import random
-import re
 import sys
 import time
 from array import array
@@ -21,246 +19,15 @@ from typing import Any, cast
 import orjson
 from uvicorn.loops.uvloop import uvloop_loop_factory
 
-TURNS = 4
-"""Calls of a trajectory."""
-SAMPLED = 32
-"""Tokens of a reply."""
-NEW = 28
-"""Tokens of a user message after the first."""
-FIRST = 210
-"""Tokens of the first prompt; with the other turns' the mean is 300."""
-PIECE = 4
-"""Tokens of a streamed chunk."""
-NAME = b"@" * 24
-"""Stands in prebuilt requests for a trajectory's name, which is as long."""
-
-FAIL = {"mock_fails": True}
-"""In a request's body: answer with an error."""
-
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_PACE = re.compile(rb'"mock_pace":\[(\d+),(\d+)\]')
-_WORDS = (
-    "the",
-    "agent",
-    "reads",
-    "file",
-    "then",
-    "looks",
-    "for",
-    "error",
-    "and",
-    "runs",
-    "tests",
-    "until",
-    "it",
-    "ends",
-)
-
-
-def _text(tokens: int, seed: int) -> str:
-    """About four characters for each token."""
-    return " ".join(random.Random(seed).choices(_WORDS, k=tokens * 4 // 5))
-
-
-def _ids(tokens: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(150_000), k=tokens)
-
-
-REPLY = _text(SAMPLED, 1)
-REPLY_IDS = _ids(SAMPLED, 1)
-
-
-def prompt_ids(turn: int) -> list[int]:
-    """Prompt ids of a trajectory's call: the one before, its reply and what is new."""
-    ids = _ids(FIRST, 2)
-    for at in range(turn):
-        ids += [*REPLY_IDS, *_ids(NEW, 3 + at)]
-    return ids
-
-
-def pace(chunks: int, per_s: int) -> dict[str, Any]:
-    """In the body of a streamed request: answer with so many chunks of one token, so many a second."""
-    return {"mock_pace": [chunks, per_s]}
-
-
-# the engine
-
-
-def _logprobs(start: int, end: int) -> dict[str, Any]:
-    draw = random.Random(9)
-    values = [-draw.expovariate(2) for _ in range(SAMPLED)]
-    step = len(REPLY) // SAMPLED
-    pieces = [REPLY[at * step : (at + 1) * step] for at in range(SAMPLED)]
-    entries = zip(pieces[start:end], values[start:end], strict=True)
-    return {"content": [{"token": t, "logprob": p, "bytes": [*t.encode()], "top_logprobs": []} for t, p in entries]}
-
-
-def _base(kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-" + "0" * 32, "object": kind, "created": 1_700_000_000, "model": "policy"}
-
-
-def _usage(turn: int, sampled: int = SAMPLED) -> dict[str, Any]:
-    prompt = len(prompt_ids(turn))
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-        "prompt_tokens_details": None,
-    }
-
-
-def whole_answer(turn: int, ids: bool) -> bytes:
-    """The HTTP answer to a call that does not stream."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": REPLY, "refusal": None, "tool_calls": []},
-        "logprobs": _logprobs(0, SAMPLED) if ids else None,
-        "finish_reason": "stop",
-        "stop_reason": None,
-        "token_ids": REPLY_IDS if ids else None,
-    }
-    answer = {**_base("chat.completion"), "choices": [choice], "usage": _usage(turn), "prompt_logprobs": None}
-    return _json_answer(b"200 OK", {**answer, "prompt_token_ids": prompt_ids(turn) if ids else None})
-
-
-def _json_answer(status: bytes, answer: dict[str, Any]) -> bytes:
-    body = orjson.dumps(answer)
-    head = b"HTTP/1.1 %s\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % (status, len(body)) + body
-
-
-def stream_answer(turn: int, ids: bool, usage: bool, chunks: int = 0) -> list[bytes]:
-    """The HTTP answer to a streamed call, in the pieces in which it leaves: the usual reply, or chunks of a token."""
-
-    def event(choice: dict[str, Any] | None, **more: Any) -> bytes:
-        choices = [] if choice is None else [{"index": 0, "logprobs": None, "finish_reason": None, **choice}]
-        return orjson.dumps({**_base("chat.completion.chunk"), "choices": choices, **more})
-
-    role = {"delta": {"role": "assistant", "content": ""}}
-    events = [event(role, prompt_token_ids=prompt_ids(turn) if ids else None)]
-    width = 1 if chunks else PIECE
-    step = len(REPLY) * width // SAMPLED
-    for at in range(chunks or SAMPLED // PIECE):
-        start = at * width % SAMPLED
-        last = start + width == SAMPLED
-        piece: dict[str, Any] = {
-            "delta": {"content": REPLY[start // width * step : None if last else (start // width + 1) * step]}
-        }
-        if ids:
-            piece["logprobs"] = _logprobs(start, start + width)
-            piece["token_ids"] = REPLY_IDS[start : start + width]
-        events.append(event(piece))
-    events.append(event({"delta": {"content": ""}, "finish_reason": "stop", "stop_reason": None}))
-    if usage:
-        events.append(event(None, usage=_usage(turn, chunks or SAMPLED)))
-    data = [b"data: " + e + b"\n\n" for e in [*events, b"[DONE]"]]
-    parts = [b"%x\r\n%s\r\n" % (len(d), d) for d in data]
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-    return [head + parts[0], *parts[1:-1], parts[-1] + b"0\r\n\r\n"]
-
-
-class Answers:
-    """All answers, each built once: a whole one is a single piece."""
-
-    def __init__(self) -> None:
-        both = (False, True)
-        self._whole = {(turn, ids): [whole_answer(turn, ids)] for turn in range(TURNS) for ids in both}
-        self._stream = {
-            (turn, ids, usage, 0): stream_answer(turn, ids, usage)
-            for turn in range(TURNS)
-            for ids in both
-            for usage in both
-        }
-        self._models = [_json_answer(b"200 OK", {"object": "list", "data": [{"id": "policy"}]})]
-        error = {"message": "asked to fail", "type": "InternalServerError", "code": 500}
-        self._error = [_json_answer(b"500 Internal Server Error", {"error": error})]
-
-    def to(self, request: bytes) -> tuple[list[bytes], float]:
-        """The pieces that answer a request, and the seconds between them (0: they leave as soon as they can).
-
-        The turn is told by the replies in the history.
-        """
-        if request.startswith(b"GET "):
-            return self._models, 0
-        if b'"mock_fails":true' in request:
-            return self._error, 0
-        turn = request.count(b'"role":"assistant"')
-        ids = b'"return_token_ids":true' in request
-        if b'"stream":true' not in request:
-            return self._whole[turn, ids], 0
-        paced = _PACE.search(request)
-        chunks, per_s = (int(paced[1]), int(paced[2])) if paced else (0, 0)
-        key = (turn, ids, b'"include_usage":true' in request, chunks)
-        if key not in self._stream:  # takes a while when there are many chunks
-            self._stream[key] = stream_answer(*key)
-        return self._stream[key], 1 / per_s if per_s else 0
-
-
-class EngineConnection(asyncio.Protocol):
-    """Answers one call after the other; each piece leaves in a turn of the loop of its own."""
-
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
-        self._pending = b""
-        self._gone = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A peer is there."""
-        self._transport = cast(asyncio.Transport, transport)
-        self._loop = asyncio.get_running_loop()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio passes it
-        """Nobody wants the rest."""
-        self._gone = True
-
-    def data_received(self, data: bytes) -> None:
-        """Answer once the request is complete; peers send the next one after the answer."""
-        self._pending += data
-        head = self._pending.find(b"\r\n\r\n")
-        if head < 0:
-            return
-        length = _LENGTH.search(self._pending, 0, head)
-        if len(self._pending) < head + 4 + (int(length[1]) if length else 0):
-            return
-        pieces, every_s = self._answers.to(self._pending)
-        self._pending = b""
-        if every_s:
-            self._send_paced(pieces, 0, self._loop.time(), every_s)
-        else:
-            self._send(pieces, 0)
-
-    def _send(self, pieces: list[bytes], at: int) -> None:
-        self._transport.write(pieces[at])
-        if at + 1 < len(pieces):
-            self._loop.call_soon(self._send, pieces, at + 1)
-
-    def _send_paced(self, pieces: list[bytes], at: int, due: float, every_s: float) -> None:
-        if self._gone:
-            return
-        self._transport.write(pieces[at])
-        if at + 1 < len(pieces):
-            due += every_s
-            self._loop.call_at(due, self._send_paced, pieces, at + 1, due, every_s)
-
-
-async def serve() -> None:
-    """Serve on a free loopback port, printed first, until killed."""
-    answers = Answers()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: EngineConnection(answers), "127.0.0.1", 0, backlog=1024
-    )
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-# the clients
+from benchmarks.load_engine import FAIL, LENGTH, pace, serve
+from benchmarks.load_texts import FIRST, NAME, NEW, REPLY, TURNS, text_of
 
 
 def request_templates(port: int, stream: bool, more: dict[str, Any] | None = None) -> list[list[bytes]]:
     """The four requests of a trajectory, each cut where its name belongs."""
     messages: list[dict[str, str]] = [
-        {"role": "system", "content": _text(FIRST * 2 // 3, 20)},
-        {"role": "user", "content": f"Task {NAME.decode()}: {_text(FIRST // 3 - 8, 21)}"},
+        {"role": "system", "content": text_of(FIRST * 2 // 3, 20)},
+        {"role": "user", "content": f"Task {NAME.decode()}: {text_of(FIRST // 3 - 8, 21)}"},
     ]
     templates = []
     for turn in range(TURNS):
@@ -274,7 +41,7 @@ def request_templates(port: int, stream: bool, more: dict[str, Any] | None = Non
             b"content-length: %d\r\n\r\n"
         )
         templates.append((head % (NAME, port, len(raw)) + raw).split(NAME))
-        news = {"role": "user", "content": _text(NEW, 22 + turn)}
+        news = {"role": "user", "content": text_of(NEW, 22 + turn)}
         messages = [*messages, {"role": "assistant", "content": REPLY}, news]
     return templates
 
@@ -389,7 +156,7 @@ class Client(asyncio.Protocol):
             end = self._head.find(b"\r\n\r\n")
             if end < 0:
                 return
-            length = _LENGTH.search(self._head, 0, end + 2)
+            length = LENGTH.search(self._head, 0, end + 2)
             self._left = -1 if length is None else int(length[1])
             self._status, data, self._head = self._head[9:12], self._head[end + 4 :], b""
             if not data:

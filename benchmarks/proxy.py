@@ -1,5 +1,7 @@
 """What stands between an agent and its engine costs: ours, recording, against a pass-through that stores nothing.
 
+Ours is measured in capture mode, and in exact prefix mode where that adds requests to the engine.
+
 All processes share this machine's cores, so the mock engine and the clients are counted too; `direct` is the engine
 without a proxy. Rounds are interleaved; every bar compares figures of the same round. Writes `results/proxy.json`.
 """
@@ -20,13 +22,15 @@ import orjson
 from rich.console import Console
 
 from benchmarks.proxy_targets import ROOT, SETTLE_S, Held, Target, bare, becomes, engine, ours
-from benchmarks.results import Bar, write
+from benchmarks.results import NONE, Bar, write
 
 Measured = dict[str, float]
 Runs = dict[str, list[Measured]]
 
 PACED = (2500, 500)
 """Chunks of a paced stream, and how many a second."""
+EXACT = ("whole 1", "whole 32", "stream 1")
+"""Situations in which exact prefix mode is measured too; all its calls but a trajectory's first are spliced."""
 WARM, CALLS = 2_000, 20_000
 """Calls of the long run, before and while it is measured."""
 
@@ -80,11 +84,12 @@ def rounds(count: int, seconds: float, folder: Path) -> Runs:
     with ExitStack() as stack:
         mock = stack.enter_context(engine())
         targets = [mock, stack.enter_context(bare(mock)), stack.enter_context(ours(mock, folder / "rounds"))]
-        for target in targets:  # the mock builds its long answers, and whatever else a first call does
+        targets.append(stack.enter_context(ours(mock, folder / "exact", fidelity="exact")))
+        for target in targets[:3]:  # the mock builds its long answers, and whatever else a first call does
             clients(target, ["--clients", "1", "--calls", "1", "--paced", f"{PACED[0]},100000"])
         for round_ in range(count):
             for situation, arguments in situations(seconds).items():
-                for target in targets:
+                for target in targets if situation in EXACT else targets[:3]:
                     measured = checked(target, arguments)
                     runs.setdefault(f"{target.name} {situation}", []).append(measured)
                     _show(f"{round_} {target.name} {situation}", measured)
@@ -130,16 +135,17 @@ def bars_of(runs: Runs, long: dict[str, Measured]) -> dict[str, Bar]:
     def of(target: str, situation: str, figure: str) -> list[float]:
         return [run[figure] for run in runs[f"{target} {situation}"]]
 
-    def added(situation: str, figure: str) -> list[float]:
-        pairs = zip(of("ours", situation, figure), of("bare", situation, figure), strict=True)
+    def added(situation: str, figure: str, target: str = "ours") -> list[float]:
+        pairs = zip(of(target, situation, figure), of("bare", situation, figure), strict=True)
         return [mine - theirs for mine, theirs in pairs]
 
     shares = zip(of("ours", "whole 32", "calls_per_s"), of("bare", "whole 32", "calls_per_s"), strict=True)
-    recorded = [run for name, group in runs.items() if name.startswith("ours ") for run in group]
+    recorded = [run for name, group in runs.items() if name.startswith(("ours ", "exact ")) for run in group]
     recorded += [long["warm"], long["measured"]]
     everything = [run for group in runs.values() for run in group] + recorded
     missing = sum(run["rows_missing"] for run in recorded)
     growth = long["growth"]
+    fell_back = sum(run["rows_fell_back"] for run in recorded)
     left = sum(abs(v) for n, v in growth.items() if not n.endswith("_mib") and v > 0)
     against = "bare FastAPI + aiohttp pass-through"
     return {
@@ -156,6 +162,14 @@ def bars_of(runs: Runs, long: dict[str, Measured]) -> dict[str, Bar]:
             "ms", "<= 30", f"{against}, p50, 128 streams of 50 chunks/s", added("slow stream 128", "first_byte_p50_ms")
         ),
         "gap_p99": Bar("ms", "<= 10", "32 streams of 500 chunks/s", of("ours", "paced 32", "gap_p99_ms")),
+        "exact_added_latency_1": Bar("ms", NONE, f"{against}, p50, one client", added("whole 1", "p50_ms", "exact")),
+        "exact_added_first_byte_1": Bar(
+            "ms", NONE, f"{against}, p50, one stream", added("stream 1", "first_byte_p50_ms", "exact")
+        ),
+        "exact_throughput_32": Bar(
+            "calls/s", NONE, "exact prefix mode, 32 clients", of("exact", "whole 32", "calls_per_s")
+        ),
+        "exact_fell_back": Bar("calls", "== 0", "calls in exact prefix mode", [fell_back]),
         "memory_growth": Bar("MiB", "<= 64", "proxy, after 20,000 calls", [growth["ours_mib"]]),
         "writer_memory_growth": Bar("MiB", "<= 64", "writer, after 20,000 calls", [growth["writer_mib"]]),
         "handles_left": Bar("tasks, descriptors and threads", "== 0", "before the 20,000 calls", [left]),

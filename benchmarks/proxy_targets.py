@@ -59,16 +59,18 @@ class Target:
         return {name: _held(process) for name, process in self.processes().items()}
 
     def rows(self) -> dict[str, int]:
-        """Calls in the database: all, the exact ones and those of each status."""
+        """Calls in the database: all, the exact ones, those that fell back in exact mode, those of each status."""
         if self.home is None:
             return {}
         engine = create_engine(f"sqlite:///{self.home}/mosaic.db")
         with engine.connect() as connection:
             exact = connection.execute(select(func.count()).where(CallRow.exact)).scalar_one()
             counts = connection.execute(select(CallRow.status, func.count()).group_by(CallRow.status)).all()
+            query = select(func.count()).where(CallRow.fidelity == "fell_back")
+            fell_back = connection.execute(query).scalar_one()
         engine.dispose()
         states = {str(status): int(count) for status, count in counts}
-        return {"all": sum(states.values()), "exact": int(exact), **states}
+        return {"all": sum(states.values()), "exact": int(exact), "fell_back": int(fell_back), **states}
 
     def tasks(self) -> int:
         """Asyncio tasks of ours."""
@@ -119,12 +121,13 @@ def _printing_its_port(name: str, module: list[str]) -> Iterator[Target]:
 
 
 @contextmanager
-def ours(engine: Target, home: Path) -> Iterator[Target]:
+def ours(engine: Target, home: Path, *, fidelity: str = "capture") -> Iterator[Target]:
     """`mosaic serve` with one worker, recording to SQLite in a folder of its own; what it has to say is in `log`."""
     home.mkdir()
     command = [sys.executable, "-m", "benchmarks.proxy_served", str(home / "tasks"), "serve", "--port", "0"]
     command += ["--upstream", f"http://127.0.0.1:{engine.port}/v1", "--database", f"sqlite:///{home}/mosaic.db"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MOSAIC_")} | {"PYTHONPATH": str(ROOT)}
+    environment["MOSAIC_FIDELITY"] = fidelity
     log = home / "log"
     with log.open("wb") as out, _running(command, cwd=home, env=environment, stderr=out) as process:
         said: list[str] = []
@@ -136,7 +139,7 @@ def ours(engine: Target, home: Path) -> Iterator[Target]:
             return bool(said) and _answers(int(said[0]))
 
         until(found, "the proxy does not answer")
-        target = Target("ours", int(said[0]), process.pid, home)
+        target = Target("ours" if fidelity == "capture" else "exact", int(said[0]), process.pid, home)
         until(lambda: "writer" in target.processes(), "the writer does not run")
         yield target
 

@@ -7,17 +7,12 @@ Exit codes: 0 done, 1 other failure, 2 bad usage or settings, 3 database, 4 engi
 import sys
 from dataclasses import asdict
 from importlib.metadata import entry_points
-from typing import Any
 
-import orjson
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.tree import Tree
 
-from mosaic import credit_commands, db_commands, logs, transfer_commands
+from mosaic import credit_commands, db_commands, lineage_commands, logs, transfer_commands
 from mosaic.errors import MosaicError
-from mosaic.records import Trajectory, TrajectoryState
+from mosaic.records import TrajectoryState
 from mosaic.settings import load, origins
 from mosaic.store import Store
 from mosaic.terminal import DATABASE, JSON, print_json, print_table
@@ -32,6 +27,8 @@ app.add_typer(db_commands.app, name="db")
 app.command("credit")(credit_commands.credit)
 app.command("export")(transfer_commands.export_)
 app.command("import")(transfer_commands.import_)
+for shown in (lineage_commands.show, lineage_commands.explain, lineage_commands.unlinked, lineage_commands.certificate):
+    app.command()(shown)
 
 
 @app.command()
@@ -102,51 +99,6 @@ def trajectories(
             for t in found
         ],
     )
-
-
-@app.command()
-def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """Show a trajectory's tree of sessions: kind, calls, tokens, and why each session stands where it stands."""
-    store = _store(database)
-    found, links, made = store.trajectory(trajectory), store.links(trajectory), store.fidelity(trajectory)
-    if as_json:
-        print_json(
-            {
-                "trajectory_id": trajectory,
-                "reward": found.reward,
-                "state": found.state,
-                "sessions": links,
-                "fidelity": made,
-            }
-        )
-        return
-    Console().print(_tree(found, links))
-    if made:
-        typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
-
-
-def _tree(trajectory: Trajectory, links: list[dict[str, Any]]) -> Tree:
-    """The trajectory with each session under its parent."""
-    reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
-    top = Tree(f"{trajectory.trajectory_id}  {trajectory.state.value}, {reward}")
-    nodes: dict[str | None, Tree] = {}
-    for session, link in zip(trajectory.sessions, links, strict=True):
-        sampled = sum(len(sample.ids_T) for call in session.calls for sample in call.samples)
-        inexact = sum(not call.exact for call in session.calls)
-        versions = sorted({call.policy_version for call in session.calls})
-        nodes[session.session_id] = nodes.get(session.parent_session_id, top).add(
-            f"{session.kind.value}  {len(session.calls)} calls, {sampled} sampled tokens"
-            + (f", {inexact} inexact" if inexact else "")
-            + f", version {' '.join(map(str, versions))}{escape(_why(link))}"
-        )
-    return top
-
-
-def _why(link: dict[str, Any]) -> str:
-    """Why a session stands where it stands; nothing for the one root that needs no reason."""
-    if link["kind"] == "root":
-        return "" if link["score"] == 1 else "  (nothing links it to another session)"
-    return f"  ({link['rung']}, score {link['score']:.2f}: {orjson.dumps(link['evidence']).decode()})"
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     upstream: str = Field("http://localhost:8000/v1", description="Base URL of the vLLM that serves the policy.")
     upstream_api_key: SecretStr | None = Field(None, description="Key that the engine wants; clients never see it.")
     database: str = Field("sqlite:///var/mosaic.db", description="SQLAlchemy URL of the store.")
-    spool: Path = Field(Path("var/spool"), description="Folder for calls that the database could not take.")
+    spool: Path = Field(Path("var/spool"), description="Folder of the journal: calls until the database has them.")
     host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs api_keys.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_keys: list[Annotated[SecretStr, Field(min_length=1)]] = Field(
@@ -101,9 +101,9 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
     record: bool = Field(True, description="False forwards calls and records nothing.")
     writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")
-    store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer may wait for the database, then spools.")
+    store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer waits for the database, where it does.")
     commit_first: bool = Field(
-        False, description="Answers wait for the database, not for the journal alone; always so with several workers."
+        False, description="Answers wait for the database, not for the journal alone: for proxies on several hosts."
     )
     connect_timeout_s: float = Field(5.0, gt=0, description="Seconds to reach the engine.")
     reward_window_s: float = Field(
@@ -112,17 +112,14 @@ class Settings(BaseSettings):
         description="Seconds after training (or failure) in which a reward re-opens a trajectory.",
     )
     close_after_s: float = Field(24 * 3600.0, gt=0, description="Seconds without a call after which one is closed.")
+    answered_after_s: float = Field(
+        900.0, gt=0, description="The same for a trajectory that lineage found, once all its agents have answered."
+    )
     retention_days: float | None = Field(None, gt=0, description="Days after which trajectories go; unset keeps all.")
     keep_trained_since: int | None = Field(0, description="Retention spares what these versions were trained on.")
     workers: int = Field(1, ge=1, le=64, description="Proxy processes that serve the port together.")
     drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
-
-    @property
-    def waits_for_commit(self) -> bool:
-        """Whether a call must be in the database before its answer ends: else another worker, asked next by the same
-        agent, would not know of it."""
-        return self.commit_first or self.workers > 1
 
     @field_validator("upstream")
     @classmethod

@@ -16,17 +16,33 @@ TRAJECTORY_KEY = "mosaic-t-"
 
 def check_bind(settings: Settings) -> None:
     """Raises `SettingsError` for an address that others can reach while no key is set."""
-    if has_keys(settings) or settings.host == "localhost":
-        return
-    try:
-        loopback = ipaddress.ip_address(settings.host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not has_keys(settings) and not _is_loopback(settings.host):
         raise SettingsError(
             f"host {settings.host} can be reached by others, and no api_keys are set.",
             "Set MOSAIC_API_KEYS='[\"...\"]' or listen on 127.0.0.1.",
         )
+
+
+def check_host(settings: Settings, headers: Mapping[str, str]) -> None:
+    """Raises `RequestError` (403) where no key is set and the request names a host that is not this machine: a page of
+    another site, whose name was made to point here, must not read what is recorded (DNS rebinding)."""
+    if has_keys(settings):
+        return
+    host = headers.get("host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if host and name != settings.host and not _is_loopback(name):
+        raise RequestError(
+            f"{name[:80]!r} is no name of this machine's.", "Use 127.0.0.1, or set api_keys.", status=403
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_key(settings: Settings, headers: Mapping[str, str]) -> None:

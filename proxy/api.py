@@ -3,15 +3,14 @@
 from dataclasses import asdict
 from typing import Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.records import TrajectoryState
 from mosaic.settings import Settings
 from mosaic.store import Store
-from proxy.journal import Journal
+from proxy.reading import waiting_calls
 from proxy.recorder import Recorder
-from proxy.spool import waiting_calls
 
 
 class RewardIn(BaseModel):
@@ -48,12 +47,12 @@ class Refusal(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Refusal} for status in (400, 401, 404, 405, 408, 413, 422, 500, 507)
+    status: {"model": Refusal} for status in (400, 401, 403, 404, 405, 408, 413, 422, 500, 503, 507)
 }
 """What any control route may answer besides its own."""
 
 
-def router(settings: Settings, store: Store, recorder: Recorder, journal: Journal) -> APIRouter:
+def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
     """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
     api = APIRouter(prefix="/api", responses=REFUSALS)
 
@@ -69,11 +68,6 @@ def router(settings: Settings, store: Store, recorder: Recorder, journal: Journa
         state = store.end(trajectory_id, TrajectoryState(given.state), given.reason)
         return {"trajectory_id": trajectory_id, "state": state}
 
-    @api.get("/trajectories")
-    def list_trajectories(limit: int = Query(50, ge=1, le=1000)) -> list[dict[str, Any]]:
-        """The newest trajectories."""
-        return [asdict(t) for t in store.trajectories(limit)]
-
     @api.get("/trajectories/{trajectory_id}/links")
     def list_links(trajectory_id: str) -> list[dict[str, Any]]:
         """How the trajectory's sessions are linked, with evidence."""
@@ -84,9 +78,9 @@ def router(settings: Settings, store: Store, recorder: Recorder, journal: Journa
         """What the recorder did, the counters and the live policy version."""
         version, path = store.policy()
         return {
-            "recorder": {"alive": recorder.alive(), "waiting": recorder.waiting(), **asdict(recorder.health)},
-            "journal_failures": journal.failures,
-            "spooled_calls_waiting": waiting_calls(settings.spool),
+            "recorder": {"alive": recorder.alive(), **recorder.figures()},
+            "waiting_calls": waiting_calls(settings.spool),
+            "last_refusal": recorder.progress.error,
             "counters": store.counters(),
             "policy_version": version,
             "policy_path": path,

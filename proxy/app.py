@@ -13,26 +13,28 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
-from proxy import api, maintenance, metrics
-from proxy.access import check_bind, check_key
+from proxy import api, browse_api, maintenance, metrics
+from proxy.access import check_bind, check_host, check_key
+from proxy.events import Events
 from proxy.exchange import headers_of
-from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Send, send_whole
 from proxy.routes import ModelPath, Scope, read_all
+from proxy.ui import entry, pages
+from proxy.ui.token_texts import TokenTexts
 from proxy.upstream import Upstream
 from proxy.writer import COLLECT_AFTER
 
 MAX_CONTROL_BYTES = 2**20
 """Largest body that a control route takes."""
-CALLS_SHOWN = "/api/trajectories"
-"""Control routes that show or change what calls have become: all that have ended must be in the database first."""
+CALLS_SHOWN = ("/api/trajectories", "/api/calls", "/api/group", "/ui/t", "/ui/c")
+"""Routes that show or change what calls have become: all that have ended must be in the database first."""
 
 
 class Application:
@@ -42,8 +44,9 @@ class Application:
         self._settings = settings
         self._store = Store(settings.database, settings.reward_window_s)
         self._recorder = Recorder(settings)
-        self._journal = Journal(settings.spool, syncs=not settings.waits_for_commit)
         self._model_path: ModelPath | None = None
+        self._events = Events(self._store)
+        self._texts = TokenTexts()
         self._control = self._make_control()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,11 +63,22 @@ class Application:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The control routes: nothing is read or looked up before the key is known to be good."""
-        headers = headers_of(scope["headers"])
+        headers, path = headers_of(scope["headers"]), scope["path"]
+        if entry.is_ui(path):
+            send = _protected(send)
         try:
-            check_key(self._settings, headers)
+            check_host(self._settings, headers)
+            if entry.is_ui(path):
+                entry.check(self._settings, scope["method"], path, headers)
+            else:
+                check_key(self._settings, headers)
             body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))
         except RequestError as error:
+            if entry.is_ui(path) and error.status == 401 and scope["method"] == "GET":
+                to = entry.to_login(path, scope["query_string"]).encode("ascii", "replace")
+                named = b"hx-redirect" if "hx-request" in headers else b"location"
+                await send_whole(send, 200 if named == b"hx-redirect" else 303, [(named, to)], b"")
+                return
             said = orjson.dumps({"error": {"message": str(error), "type": type(error).__name__}})
             await send_whole(send, error.status, [(b"content-type", b"application/json")], said)
             return
@@ -73,36 +87,47 @@ class Application:
         async def again() -> MutableMapping[str, Any]:
             return next(given, None) or await receive()
 
-        if scope["path"].startswith(CALLS_SHOWN):
+        if path.startswith(CALLS_SHOWN):
             await self._recorder.caught_up()
         await self._control(scope, again, send)
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
         upstream = Upstream(self._settings)
+        self._texts.use(upstream)
         await self._recorder.start()
-        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder, self._journal)
+        self._model_path = ModelPath(self._settings, self._store, upstream, self._recorder)
         # Long-lived objects leave the collector's sight: full collections cost the p99 (FACTS.md §4).
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         try:
             async with maintenance.running(self._store, self._settings):
-                yield
+                with self._events.ended_by_signals():
+                    yield
         finally:
+            self._model_path.close()
             await upstream.close()
             await self._recorder.close()
-            self._journal.close()
             self._store.close()
 
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
-        app.include_router(api.router(self._settings, self._store, self._recorder, self._journal))
+        app.include_router(api.router(self._settings, self._store, self._recorder))
+        app.include_router(browse_api.router(self._store, self._events))
+        app.include_router(pages.router(self._settings, self._store, self._events, self._texts))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_http)
         app.add_exception_handler(RequestValidationError, _answer_invalid)
         return app
+
+
+def _protected(send: Send) -> Send:
+    async def protected(message: MutableMapping[str, Any]) -> None:
+        await send(entry.protect(message))
+
+    return protected
 
 
 def create_app(settings: Settings | None = None) -> Application:
@@ -126,8 +151,10 @@ def _end_with(supervisor: int | None) -> None:
         raise SystemExit("the supervisor was killed before its worker had started")
 
 
-async def _answer_http(_request: Request, error: Exception) -> JSONResponse:
+async def _answer_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if pages.wants_page(request):
+        return pages.failed(request, error.status_code, f"{error.detail}.", "")
     said = {"error": {"message": f"{error.detail}.", "type": "RequestError"}}
     return JSONResponse(said, error.status_code, error.headers)
 
@@ -140,6 +167,8 @@ async def _answer_invalid(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": "RequestError"}}, 422)
 
 
-async def _answer_error(_request: Request, error: Exception) -> JSONResponse:
+async def _answer_error(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, RequestError) else 507 if isinstance(error, StoreError) else 500
+    if pages.wants_page(request) and isinstance(error, MosaicError):
+        return pages.failed(request, status, error.message, error.next_step)
     return JSONResponse({"error": {"message": str(error), "type": type(error).__name__}}, status)

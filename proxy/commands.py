@@ -5,17 +5,21 @@ import os
 import signal
 import socket
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import typer
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+from adapters.harnesses import HARNESSES
 from mosaic.errors import MosaicError, SettingsError
 from mosaic.settings import Settings, load, shown_url
-from mosaic.store import Store
+from mosaic.store import Store, relinking
+from mosaic.terminal import DATABASE, JSON, print_json, progress
 from proxy.access import check_bind, trajectory_key
 from proxy.app import Application, create_app
+from proxy.connections import Connection
 
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
@@ -45,16 +49,41 @@ def serve(
     # Also brings the database into being, before several workers would.
     Store(settings.database).close()
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
-    typer.echo(
-        f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}",
-        err=True,
-    )
+    said = f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}"
     if settings.workers > 1:
+        typer.echo(said, err=True)
         _serve_together(settings, flags, listener)
         return
-    # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(_config(create_app(settings), settings)).run(sockets=[listener])
+    server = uvicorn.Server(_config(create_app(settings), settings))
+    # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure. Nor is it one to be
+    # asked before uvicorn listens to signals.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    typer.echo(said, err=True)
+    server.run(sockets=[listener])
+
+
+def relink(
+    *,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would change."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
+    """Find sessions and trajectories again from the recorded calls, with the rules and tables of this release."""
+    settings = load(database=database)
+    store = Store(settings.database, settings.reward_window_s)
+    with progress("relinking") as on_progress:
+        found = relinking.relink(store.database, HARNESSES, dry_run=dry_run, on_progress=on_progress)
+    store.close()
+    if as_json:
+        print_json({**asdict(found), "dry_run": dry_run})
+        return
+    for moved in found.moved:
+        typer.echo(f"{moved.call_id}: {' / '.join(map(str, moved.before))} -> {' / '.join(map(str, moved.after))}")
+    would = "would be " if dry_run else ""
+    typer.echo(
+        f"{found.calls} calls; {would}moved: {len(found.moved)}; {would}linked otherwise: {found.links} sessions; "
+        f"{would}given their evidence: {found.filled}"
+    )
 
 
 def key(trajectory: str) -> None:
@@ -77,6 +106,7 @@ def _config(app: "Application | str", settings: Settings, **options: Any) -> uvi
         log_level="warning",
         access_log=False,
         proxy_headers=False,
+        http=Connection,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         **options,
     )

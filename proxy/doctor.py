@@ -1,5 +1,6 @@
 """`mosaic doctor`: what is wrong between agent, engine and database, and what to do about it."""
 
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,12 +12,16 @@ from mosaic.errors import MosaicError
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store
 from mosaic.terminal import JSON, print_json, print_table
-from proxy.spool import waiting_calls
+from proxy.progress import Progress
+from proxy.reading import waiting_calls
 
 TIMEOUT_S = 3.0
+ALIVE_S = 10.0
+"""Seconds in which a writer that works shows it."""
 LOUD = {
     "rejected_calls": "Look at rejected.jsonl in the spool folder, and report it as a fault of Mosaic's.",
-    "spool_calls_unreadable": "A crash cut spool files short; the calls before the cut are stored.",
+    "journal_calls_unreadable": "Calls in damaged files of the spool folder; they are kept there as damaged-*.",
+    "interrupted_calls": "Calls in flight when a proxy was killed; stored with what was seen.",
     "inexact_calls": "Calls that cannot be trained, by reason; few are normal (aborted, failed), many are not.",
     "exact_mode_fallbacks": "Calls whose prompt is not what was sampled before, by reason; see docs/fidelity.md.",
     "unlinked_sessions": "Sessions that nothing links to their trajectory; see `mosaic show`.",
@@ -39,8 +44,8 @@ class Finding:
 
 
 def doctor(as_json: bool = JSON) -> None:
-    """Look at the engine, the database, the spool and the counters; exits with 1 when something is wrong."""
-    found = list(_look(load()))
+    """Look at the engine, the database, the journal and the counters; exits with 1 when something is wrong."""
+    found = findings(load())
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
@@ -49,9 +54,14 @@ def doctor(as_json: bool = JSON) -> None:
         raise typer.Exit(1)
 
 
+def findings(settings: Settings) -> list[Finding]:
+    """All that was looked at, in order."""
+    return list(_look(settings))
+
+
 def _look(settings: Settings) -> Iterator[Finding]:
     yield _engine(settings)
-    yield from _spool(settings)
+    yield from _journal(settings)
     try:
         store = Store(settings.database)
     except MosaicError as error:
@@ -78,12 +88,20 @@ def _engine(settings: Settings) -> Finding:
         return Finding("wrong", f"engine {settings.upstream} does not answer: {reason}", "Start vLLM, or set upstream.")
 
 
-def _spool(settings: Settings) -> Iterator[Finding]:
-    if waiting := waiting_calls(settings.spool):
-        step = "They are stored once a proxy runs and the database takes them; see its log for why it did not."
-        yield Finding("wrong", f"{waiting} calls wait in {settings.spool}", step)
-    else:
-        yield Finding("ok", "no call waits in the spool")
+def _journal(settings: Settings) -> Iterator[Finding]:
+    waiting = waiting_calls(settings.spool)
+    if not waiting:
+        yield Finding("ok", "no call waits to be stored")
+        return
+    progress = Progress(settings.spool)
+    alive_at, refused = progress.alive[1], progress.error if progress.refusing else None
+    progress.close()
+    if refused is None and 0 <= time.monotonic() - alive_at < ALIVE_S:
+        yield Finding("ok", f"{waiting} calls are on their way to the database")
+        return
+    why = f"; the database refuses: {refused}" if refused else "; no writer is at work"
+    step = "They are stored once a proxy runs and the database takes them."
+    yield Finding("wrong", f"{waiting} calls wait in {settings.spool}{why}", step)
 
 
 def _counters(store: Store) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from adapters.wires import json_text
 from adapters.wires.wire import Context, Opened, Wire
 from mosaic.capture import CallStatus, Fidelity
 from mosaic.errors import RequestError
@@ -128,10 +129,10 @@ def query_of(raw: bytes, wire: Wire) -> str:
     return "?" + "&".join(kept) if kept else ""
 
 
-def read_body(raw: bytes) -> dict[str, Any]:
-    """A request's JSON object. Raises `RequestError` (400)."""
+def read_body(raw: bytes, *, rewritten: bool = False) -> dict[str, Any]:
+    """A request's JSON object, to be looked at or to be written anew. Raises `RequestError` (400)."""
     try:
-        body = orjson.loads(raw)
+        body = json_text.loads(raw) if rewritten else orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON: {error}.", "Send a JSON object.") from error
     if not isinstance(body, dict):

@@ -1,77 +1,97 @@
-"""Frames: what the proxy and its writer say to each other, and how spool files are cut."""
+"""The journal's frames: how calls stand in its files.
+
+`B` a call begins: its origin as JSON, a line feed, its body. `P` a piece of the answer. `E` it has ended: how, as JSON.
+All frames of a call stand in one file, under its number there.
+"""
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from dataclasses import dataclass, field
+from typing import Any
 
-_HEAD = struct.Struct("<cQII")
-"""Kind, number, bytes that follow, their CRC-32."""
+import orjson
 
+from mosaic.capture import CallStatus
+from proxy.trace import Origin, Trace, fidelity_from, origin_from
 
-def head(kind: bytes, number: int, parts: Sequence[bytes]) -> bytes:
-    """What stands before the parts of a frame's body."""
-    check = 0
-    for part in parts:
-        check = zlib.crc32(part, check)
-    return _HEAD.pack(kind, number, sum(map(len, parts)), check)
-
-
-def numbered(head: bytes, number: int) -> bytes:
-    """The head with another number; the checksum does not cover it."""
-    kind, _, length, check = _HEAD.unpack(head)
-    return _HEAD.pack(kind, number, length, check)
+HEAD = struct.Struct("<cIIId")
+"""Kind, number of the call in its file, bytes that follow, `check_of` them, Unix seconds."""
+AT = struct.Struct("<d")
+"""What an `E` frame's body begins with: the end on the system's monotonic clock."""
 
 
-def pack(kind: bytes, number: int, *parts: bytes) -> bytes:
+def frame(kind: bytes, number: int, body: bytes, when: float) -> bytes:
     """One frame."""
-    return b"".join([head(kind, number, parts), *parts])
+    return HEAD.pack(kind, number, len(body), check_of(number, body), when) + body
 
 
-class Unpacker:
-    """Feed bytes, get (kind, number, body) of every frame that they complete."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
-        """The frames that `data` completes. Raises `ValueError` when the bytes are no frames."""
-        self._pending += data
-        at = 0
-        while len(self._pending) - at >= _HEAD.size:
-            kind, number, length, check = _HEAD.unpack_from(self._pending, at)
-            end = at + _HEAD.size + length
-            if len(self._pending) < end:
-                break
-            body = bytes(self._pending[at + _HEAD.size : end])
-            if zlib.crc32(body) != check:
-                raise ValueError("a frame is damaged")
-            at = end
-            yield kind, number, body
-        del self._pending[:at]
+def check_of(number: int, body: bytes) -> int:
+    """Checksum of a frame's body and number."""
+    return zlib.crc32(body, number)
 
 
-def count(file: BinaryIO) -> int:
-    """How many frames a file holds, without reading what they hold."""
-    found, at, end = 0, 0, file.seek(0, 2)
-    while at + _HEAD.size <= end:
-        file.seek(at)
-        kind, _, length, _ = _HEAD.unpack(file.read(_HEAD.size))
-        at += _HEAD.size + length
-        if kind != b"C" or at > end:
-            break
-        found += 1
-    return found
+def opening(number: int, origin: Origin, body: bytes) -> bytes:
+    """A call begins. Raises `TypeError` for an origin that is no JSON."""
+    return frame(b"B", number, orjson.dumps(origin) + b"\n" + body, origin.started_at)
 
 
-def read(file: BinaryIO) -> Iterator[bytes | None]:
-    """The bodies of a file's frames; None for one that is damaged, or cut short, which is the last."""
-    while head := file.read(_HEAD.size):
-        if len(head) < _HEAD.size:
-            yield None
-            return
-        kind, _, length, check = _HEAD.unpack(head)
-        body = file.read(length)
-        yield body if kind == b"C" and zlib.crc32(body) == check else None
-        if kind != b"C" or len(body) < length:
-            return  # what follows cannot be told apart
+def ending(number: int, trace: Trace, at: float) -> bytes:
+    """A call has ended; `at` is the monotonic time."""
+    how = {
+        "pieces": len(trace.pieces),
+        "event_stream": trace.event_stream,
+        "status": trace.status.value,
+        "http_status": trace.http_status,
+        "error": trace.error,
+        "fidelity": trace.fidelity,
+    }
+    return frame(b"E", number, AT.pack(at) + orjson.dumps(how), trace.ended_at)
+
+
+def whole(number: int, trace: Trace, at: float) -> bytes:
+    """All of a call."""
+    pieces = [frame(b"P", number, piece, when) for when, piece in trace.pieces]
+    return b"".join([opening(number, trace.origin, trace.body), *pieces, ending(number, trace, at)])
+
+
+@dataclass(slots=True)
+class Found:
+    """A call as it is read back."""
+
+    opening: bytes
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+
+    def ended(self, body: bytes, when: float) -> Trace:
+        """The call as it ended. Raises `ValueError`, `KeyError` or `TypeError` for what cannot be read."""
+        how: dict[str, Any] = orjson.loads(body[AT.size :])
+        if how["pieces"] != len(self.pieces):
+            raise ValueError("a piece of the answer is missing")
+        known = {"event_stream", "http_status", "error"}
+        origin, asked = self._opening()
+        return Trace(
+            origin,
+            asked,
+            tuple(self.pieces),
+            status=CallStatus(how["status"]),
+            ended_at=when,
+            fidelity=fidelity_from(how.get("fidelity")),
+            **{name: value for name, value in how.items() if name in known},
+        )
+
+    def interrupted(self) -> Trace:
+        """The call whose end nobody wrote. Raises `ValueError`, `KeyError` or `TypeError` for what cannot be read."""
+        origin, asked = self._opening()
+        return Trace(
+            origin=origin,
+            body=asked,
+            pieces=tuple(self.pieces),
+            event_stream=bool(self.pieces),
+            status=CallStatus.INTERRUPTED,
+            http_status=200 if self.pieces else 499,
+            error="the proxy was killed before the answer ended",
+            ended_at=self.pieces[-1][0] if self.pieces else origin.started_at,
+        )
+
+    def _opening(self) -> tuple[Origin, bytes]:
+        head, _, asked = self.opening.partition(b"\n")
+        return origin_from(orjson.loads(head)), asked

@@ -58,7 +58,7 @@ class House:
         store, settings = self._store, self._settings
         if not store.take_lease("maintenance", self._owner, LEASE_S):
             return False
-        if closed := store.close_silent(settings.close_after_s):
+        if closed := store.close_silent(settings.close_after_s, settings.answered_after_s):
             log.info("silent trajectories closed", trajectories=closed)
         if settings.retention_days is not None:
             rule = PruneRule(settings.retention_days * 24 * 3600.0, keep_trained_since=settings.keep_trained_since)

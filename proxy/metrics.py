@@ -1,7 +1,6 @@
 """`/metrics` for Prometheus: what this worker's recorder did, what waits in the spool, and the store's counters."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -11,8 +10,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from mosaic.settings import Settings
 from mosaic.store import Store
+from proxy.reading import waiting_calls
 from proxy.recorder import Recorder
-from proxy.spool import waiting_calls
+
+COUNTED = {
+    "recorded": "Calls recorded",
+    "lost": "Calls lost",
+    "disk_refusals": "Writes that the journal's disk refused",
+    "refusals": "Times that the database refused",
+}
 
 
 class _Collector:
@@ -25,14 +31,14 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         """All figures."""
-        for name, value in asdict(self._recorder.health).items():
-            if isinstance(value, int):
-                yield CounterMetricFamily(f"mosaic_recorder_{name}", f"Calls {name} by this worker.", value)
+        figures = self._recorder.figures()
+        held = figures.pop("held")
+        for name, value in figures.items():
+            yield CounterMetricFamily(f"mosaic_recorder_{name}", f"{COUNTED[name]}, by this worker.", value)
+        yield GaugeMetricFamily("mosaic_held_calls", "Calls in memory alone, because the disk refuses.", held)
         yield GaugeMetricFamily("mosaic_writer_up", "1 while the writer runs.", int(self._recorder.alive()))
-        waiting = self._recorder.waiting()
+        waiting = waiting_calls(self._settings.spool)
         yield GaugeMetricFamily("mosaic_waiting_calls", "Calls on their way to the database.", waiting)
-        spooled = waiting_calls(self._settings.spool)
-        yield GaugeMetricFamily("mosaic_spooled_calls", "Calls that the database could not take yet.", spooled)
         yield GaugeMetricFamily("mosaic_policy_version", "The live policy version.", self._store.policy()[0])
         counters = CounterMetricFamily("mosaic_events", "The store's counters.", labels=["name", "reason"])
         for name, reasons in self._store.counters().items():

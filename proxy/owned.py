@@ -9,7 +9,6 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -34,45 +33,27 @@ def create(folder: Path, prefix: str) -> tuple[Path, int]:
     return path, descriptor
 
 
-def abandoned(folder: Path, prefix: str) -> Iterator[tuple[Path, int]]:
-    """The files whose owner has died, oldest first, each now locked by us. Close the descriptor to let go of it."""
-    for path in sorted(folder.glob(f"{prefix}*")):
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.stat(path)  # its owner may have removed it between our opening and our locking it
-        except OSError:
-            os.close(descriptor)
-            continue
-        yield path, descriptor
+def take(descriptor: int) -> bool:
+    """Make an open file ours if its owner has let go of it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def remove(path: Path, descriptor: int) -> None:
     """Remove a file that we own."""
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.unlink()
     os.close(descriptor)
 
 
 def set_aside(path: Path, descriptor: int) -> None:
     """Keep a file that we own and that cannot be read in full, under a name that nobody takes over."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         path.rename(path.with_name(f"damaged-{path.name}"))
     os.close(descriptor)
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Of all processes on this folder, one at a time is in here. Raises `OSError`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

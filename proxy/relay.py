@@ -21,7 +21,6 @@ from adapters.wires.wire import MESSAGES, RESPONSES, Shown
 from mosaic.capture import CallStatus
 from mosaic.settings import Settings
 from proxy.exchange import Exchange
-from proxy.journal import Journal
 from proxy.recorder import Recorder
 from proxy.token_path import Made, TokenPath
 from proxy.upstream import Upstream, shown_headers
@@ -45,13 +44,14 @@ log = structlog.get_logger()
 class Relay:
     """The way of calls through one worker."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, recorder: Recorder, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, upstream: Upstream, recorder: Recorder, token_path: TokenPath | None
+    ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._recorder = recorder
-        self._journal = journal
-        exact = settings.fidelity == "exact" and settings.record
-        self._token_path = TokenPath(settings, upstream) if exact else None
+        self._journal = recorder.journal
+        self._token_path = token_path
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         """Run the exchange until it ends or the client leaves, whichever comes first."""
@@ -80,12 +80,10 @@ class Relay:
         if not self._settings.record:
             return
         try:
-            trace = exchange.trace()
-            journaled = self._journal.ended(exchange.entry, trace)
-            await self._recorder.record(trace, lambda: self._journal.done(exchange.entry), journaled)
+            await self._recorder.record(exchange.entry, exchange.trace())
         except Exception as error:  # noqa: BLE001 - whatever it is, the client's answer comes first
-            self._recorder.health.lost += 1
-            log.error("call LOST: it could not be handed to the writer", call=exchange.call_id, error=repr(error))
+            self._recorder.lost += 1
+            log.error("call LOST: it could not be recorded", call=exchange.call_id, error=repr(error))
 
     async def _forward(self, exchange: Exchange, client: "_Client") -> None:
         with client:

@@ -4,24 +4,27 @@ Pure ASGI, so that bytes leave as they come and a client's leaving is seen at on
 """
 
 import asyncio
+import codecs
 import re
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
 import aiohttp
-import orjson
+import structlog
 
 from adapters.wires import messages
+from adapters.wires.json_text import dumps
 from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire, named_body
-from mosaic.errors import RequestError
+from mosaic.errors import RequestError, StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import agent_of
 from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
-from proxy.journal import Journal
+from proxy.lookups import Lookups
 from proxy.recorder import Recorder
 from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
+from proxy.token_path import TokenPath
 from proxy.upstream import Upstream
 
 Scope = MutableMapping[str, Any]
@@ -31,19 +34,25 @@ _TRAJECTORY = re.compile(r"(?!\.{1,2}$)[\w.:@+~-]{1,200}", re.ASCII)
 BODY_S = 60.0
 """Seconds that a client may be silent while it sends its request."""
 
+log = structlog.get_logger()
+
 
 class ModelPath:
     """`/v1/...` and `/t/<trajectory>/v1/...`."""
 
-    def __init__(
-        self, settings: Settings, store: Store, upstream: Upstream, recorder: Recorder, journal: Journal
-    ) -> None:
+    def __init__(self, settings: Settings, store: Store, upstream: Upstream, recorder: Recorder) -> None:
         self._settings = settings
         self._store = store
         self._upstream = upstream
-        self._recorder = recorder
-        self._relay = Relay(settings, upstream, recorder, journal)
+        self._lookups = Lookups(settings, recorder)
+        exact = settings.fidelity == "exact" and settings.record
+        token_path = TokenPath(settings, upstream, store, self._lookups) if exact else None
+        self._relay = Relay(settings, upstream, recorder, token_path)
         self._calls = 0
+
+    def close(self) -> None:
+        """Ask the store nothing more."""
+        self._lookups.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -62,10 +71,10 @@ class ModelPath:
             if scope["method"] == "POST" and rest in WIRES:
                 await self._call(wire, arrived, receive, send)
             elif scope["method"] == "POST" and rest == "messages/count_tokens":
-                counted = read_body(await self._body(receive))
+                counted = read_body(await self._body(receive, headers), rewritten=True)
                 await while_there(receive, self._count_tokens(counted, arrived, send))
             elif (scope["method"], rest) in (("GET", "models"), ("POST", "embeddings")):
-                body = await self._body(receive) if scope["method"] == "POST" else None
+                body = await self._body(receive, headers) if scope["method"] == "POST" else None
                 await while_there(receive, self._pass_through(rest, body, arrived, send))
             else:
                 raise RequestError(
@@ -81,14 +90,14 @@ class ModelPath:
             raise RequestError(f"{self._calls} calls are open already.", "Try again, or raise max_calls.", status=503)
         self._calls += 1
         try:
-            raw = await self._body(receive)
+            raw = await self._body(receive, arrived.headers)
             exchange = await self._open(wire, raw, arrived)
             await self._relay.run(exchange, receive, send)
         finally:
             self._calls -= 1
 
     async def _open(self, wire: Wire, raw: bytes, arrived: Arrived) -> Exchange:
-        body = read_body(raw)
+        body = read_body(raw, rewritten=wire.translated)
         headers, trajectory_id = arrived.headers, arrived.trajectory_id
         target = await self._upstream.target(body.get("model"), partial(affinity_of, body, trajectory_id, headers))
         origin = origin_of(headers, wire, target, trajectory_id, arrived.attribution)
@@ -98,20 +107,28 @@ class ModelPath:
         return Exchange(wire, origin, headers, open_request(wire, raw, body, context), target, arrived.query)
 
     async def _previous(self, body: dict[str, Any]) -> tuple[Any, ...]:
-        """The conversation that a response continues. Raises `RequestError` (400) when it is not there."""
+        """The conversation that a response continues. Raises `RequestError`: 400 when it is not there, 503 when nobody
+        can say."""
         response_id = body.get("previous_response_id")
         if response_id is None:
             return ()
-        await self._recorder.caught_up()
-        found = await asyncio.to_thread(self._store.conversation, str(response_id).removeprefix("resp_"))
+        try:
+            found = await self._lookups.ask(partial(self._store.conversation, str(response_id).removeprefix("resp_")))
+        except StoreError as error:
+            log.warning("response not looked up", error=str(error))
+            raise RequestError("the store does not answer now.", "Try again.", status=503) from error
         if found is None:
             raise RequestError(
                 f"there is no response {response_id!r}.", "Send the conversation itself as `input`.", status=400
             )
         return found
 
-    async def _body(self, receive: Receive) -> bytes:
-        return await read_all(receive, self._settings.max_body_bytes)
+    async def _body(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
+        """A request's body; a byte order mark before it, which some clients write, is no part of it."""
+        coding = headers.get("content-encoding", "identity")
+        if coding.strip().lower() not in ("", "identity"):
+            raise RequestError(f"a body in the coding {coding!r} is not read.", "Send it without.", status=415)
+        return (await read_all(receive, self._settings.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
 
     async def _pass_through(self, rest: str, body: bytes | None, arrived: Arrived, send: Send) -> None:
         """Embeddings, or, without a body, the list of models."""
@@ -131,7 +148,7 @@ class ModelPath:
     async def _count_tokens(self, body: dict[str, Any], arrived: Arrived, send: Send) -> None:
         """Anthropic's token count, asked of the engine's own tokenizer."""
         target = await self._upstream.target(body.get("model"))
-        asked = orjson.dumps({**messages.count_tokens_body(body), "model": target.model or body.get("model")})
+        asked = dumps({**messages.count_tokens_body(body), "model": target.model or body.get("model")})
         try:
             async with self._upstream.send("POST", target, "/tokenize", asked, arrived.headers) as response:
                 answer = await response.read()

@@ -7,7 +7,8 @@ is tried again after `generate` was sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,20 +18,22 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from adapters.exact import generate
-from adapters.exact.memory import Found, Memory
+from adapters.exact.memory import Found, Memory, key_of, keys_of
 from adapters.exact.splicing import Step, align, begins_with, boundary, ids_of
-from adapters.wires import chat
+from adapters.wires import chat, json_text
 from adapters.wires.sse import EventSplitter
-from adapters.wires.tool_ids import unmarked
-from mosaic.capture import Choice, Fidelity
-from mosaic.records import IdArray
+from adapters.wires.tool_ids import unmarked_message
+from mosaic.capture import Fidelity
+from mosaic.records import IdArray, Message
 from mosaic.settings import Settings
+from mosaic.store import Store
 from proxy.exchange import Exchange
+from proxy.lookups import Lookups
+from proxy.recall import Recall, reasoning_of
 from proxy.upstream import Upstream
 
 NOT_THERE = (404, 405, 501)
 """How an engine without these endpoints answers."""
-_NOTHING: Mapping[str, Any] = {"object": "chat.completion", "created": 0, "choices": []}
 BEFORE = 8
 """Ids that are turned into text before those that are wanted: the text of a token may depend on the one before."""
 
@@ -100,10 +103,11 @@ class _Refused(Exception):
 class TokenPath:
     """Exact prefix mode of one worker."""
 
-    def __init__(self, settings: Settings, upstream: Upstream) -> None:
+    def __init__(self, settings: Settings, upstream: Upstream, store: Store, lookups: Lookups) -> None:
         self._upstream = upstream
         self._keep = settings.exact_reasoning == "keep"
         self._memory = Memory(settings.exact_memory_bytes)
+        self._recall = Recall(store, lookups, self._memory)
 
     async def send(self, exchange: Exchange) -> Made | None:
         """The answer to a call, or None when chat completions is to be asked.
@@ -113,12 +117,16 @@ class TokenPath:
         """
         if not exchange.target.trained or exchange.wire.upstream != "chat/completions":
             return None
-        body = orjson.loads(exchange.opened.sent)
-        reason = _wants_token_texts(exchange, body) or generate.unsupported(body)
+        body = json_text.loads(exchange.opened.sent)
+        reason = _wants_token_texts(exchange) or generate.unsupported(body)
         if reason is not None:
             exchange.fidelity = Fidelity("fell_back", reason)
             return None
-        found = self._memory.find(_scope(exchange), body["messages"])
+        found = await self._find(exchange, body["messages"])
+        with _as_vllm_answers():
+            return await self._send(exchange, body, found)
+
+    async def _send(self, exchange: Exchange, body: Mapping[str, Any], found: Found) -> Made | None:
         try:
             rendered = await self._ask(
                 exchange, generate.RENDER, generate.render_body(body, offsets=found.step is not None)
@@ -136,6 +144,15 @@ class TokenPath:
         return await self._generate(exchange, body, rendered, prompt)
 
     # the prompt
+
+    async def _find(self, exchange: Exchange, messages: Sequence[Message]) -> Found:
+        """The newest reply that was sampled here, or, in a trajectory that is named, that the store has."""
+        keys, trajectory_id = keys_of(_scope(exchange), messages), exchange.origin.trajectory_id
+        found = self._memory.find(keys)
+        if found.reason != "not_remembered" or trajectory_id is None:
+            return found
+        await self._recall.fill(trajectory_id, _scope(exchange))
+        return self._memory.find(keys)
 
     async def _prompt(self, exchange: Exchange, rendered: Mapping[str, Any], found: Found) -> _Prompt:
         """The rendering, with the ids that were sampled in the place of what was rendered of them."""
@@ -189,7 +206,7 @@ class TokenPath:
     ) -> Made:
         sent = generate.generate_body(rendered, body, prompt.ids_P)
         response = await self._upstream.send("POST", exchange.target, generate.GENERATE, sent, exchange.headers)
-        parsing = generate.Parsing(body, prompt.ids_P)
+        parsing = generate.Parsing(body, rendered["token_ids"])
         if response.status == 200 and response.content_type == "text/event-stream":
             stream = generate.Stream(rendered["request_id"], parsing)
             parts = self._parts(exchange, body, prompt, response, stream)
@@ -200,8 +217,8 @@ class TokenPath:
                 return Made(response.status, response.headers, answer)
         generated = _object(answer)
         to_parse = parsing.whole(generated)
-        parsed = _NOTHING if to_parse is None else await self._parse(exchange, to_parse)
-        whole = generate.whole_answer(generated, parsed, rendered["request_id"])
+        parsed = None if to_parse is None else await self._parse(exchange, to_parse)
+        whole = generate.whole_answer({**generated, "request_id": rendered["request_id"]}, parsed, body)
         versions = {choice["index"]: generate.spans_of(choice) for choice in generated["choices"]}
         kept = chat.Answer(exchange.call_id)
         kept.whole(whole)
@@ -219,13 +236,16 @@ class TokenPath:
         """Chat chunks, parsed as tokens come. While one part is parsed the next one gathers."""
         splitter, kept = EventSplitter(), chat.Answer(exchange.call_id)
         async for data in response.content.iter_any():
-            for event in splitter.feed(data):
-                _feed(stream, event)
+            with _as_vllm_answers():
+                for event in splitter.feed(data):
+                    stream.feed(event)
             if stream.failed is not None:
                 yield stream.failed
                 return
             for part in stream.due():
-                chunk = stream.chunk(part, await self._parse(exchange, stream.asked(part)))
+                parsed = await self._parse(exchange, stream.asked(part))
+                with _as_vllm_answers():
+                    chunk = stream.chunk(part, parsed)
                 kept.event(chunk, 0.0)
                 yield chunk
             if stream.ended:
@@ -251,10 +271,9 @@ class TokenPath:
             return
         start = 0 if prompt.parent is None else len(ids_of(prompt.parent.steps()))
         for choice in captured.choices:
-            step = Step(prompt.parent, prompt.ids_P[start:], choice.ids_T, _reasoning(choice))
-            # As the engine will be told of it: its own ids, not the ones that the client knows.
-            said = orjson.loads(unmarked(orjson.dumps(choice.message)))
-            self._memory.keep(_scope(exchange), body["messages"], said, step)
+            step = Step(prompt.parent, prompt.ids_P[start:], choice.ids_T, reasoning_of(choice.message))
+            key = key_of(_scope(exchange), body["messages"], unmarked_message(choice.message))
+            self._memory.keep(key, step)
 
     async def _parse(self, exchange: Exchange, body: bytes) -> dict[str, Any]:
         """What the engine's parsers say. Raises `aiohttp.ClientPayloadError` when they say nothing."""
@@ -275,11 +294,13 @@ class TokenPath:
             return _object(answer)
 
 
-def _feed(stream: generate.Stream, event: bytes) -> None:
+@contextlib.contextmanager
+def _as_vllm_answers() -> Iterator[None]:
+    """What is not as vLLM says it is the engine's failure: `aiohttp.ClientPayloadError`."""
     try:
-        stream.feed(event)
-    except (ValueError, KeyError, TypeError) as error:
-        raise aiohttp.ClientPayloadError(f"it sent what is no generated chunk: {error}") from error
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise aiohttp.ClientPayloadError(f"it answered otherwise than vLLM does: {error!r}") from error
 
 
 def _object(answer: bytes) -> dict[str, Any]:
@@ -311,13 +332,9 @@ def _model(exchange: Exchange) -> str | None:
     return exchange.target.model
 
 
-def _wants_token_texts(exchange: Exchange, body: Mapping[str, Any]) -> str | None:
-    """In a stream, parsers give no texts of tokens: a client that itself asks for logprobs needs them."""
-    if not body.get("stream") or b'"logprobs"' not in exchange.opened.recorded:
+def _wants_token_texts(exchange: Exchange) -> str | None:
+    """Parsers give no texts of a stream's tokens, and none of the one that ended a reply, which a client that itself
+    asks for logprobs gets to see."""
+    if b'"logprobs"' not in exchange.opened.recorded:
         return None
-    return "logprobs_in_stream" if orjson.loads(exchange.opened.recorded).get("logprobs") else None
-
-
-def _reasoning(choice: Choice) -> str:
-    found = choice.message.get("reasoning") or choice.message.get("reasoning_content")
-    return found if isinstance(found, str) else ""
+    return "logprobs" if orjson.loads(exchange.opened.recorded).get("logprobs") else None

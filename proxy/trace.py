@@ -1,10 +1,9 @@
 """A call as bytes: who asked, the request's body, and the answer's pieces as they came, each with its time.
 
-This is what goes to the writer, into the spool and, bit by bit, into the journal; what it means is worked out once, by
-`captured`, off the path of the bytes. It never holds a credential.
+This is what goes bit by bit into the journal; what it means is worked out once, by `captured`, off the path of the
+bytes. It never holds a credential.
 """
 
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,8 +13,6 @@ import orjson
 from adapters.wires import chat, completions, messages, responses
 from adapters.wires.sse import EventSplitter
 from mosaic.capture import CallStatus, CapturedCall, Fidelity
-
-_LENGTHS = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,52 +50,6 @@ class Trace:
     ended_at: float
     fidelity: Fidelity | None = None
     """What exact prefix mode made of it."""
-
-
-def encode(trace: Trace) -> list[bytes]:
-    """The trace in parts that `decode` takes joined. Raises `TypeError` for what is no JSON."""
-    header = orjson.dumps(
-        {
-            "origin": trace.origin,
-            "pieces": [(when, len(piece)) for when, piece in trace.pieces],
-            "event_stream": trace.event_stream,
-            "status": trace.status.value,
-            "http_status": trace.http_status,
-            "error": trace.error,
-            "ended_at": trace.ended_at,
-            "fidelity": trace.fidelity,
-        }
-    )
-    lengths = _LENGTHS.pack(len(header), len(trace.body))
-    return [lengths + header, trace.body, *(piece for _, piece in trace.pieces)]
-
-
-def decode(data: bytes) -> Trace:
-    """What `encode` wrote, also that of another release. Raises `ValueError`, `KeyError` or `TypeError` for anything
-    else."""
-    try:
-        header_length, body_length = _LENGTHS.unpack_from(data)
-    except struct.error as error:
-        raise ValueError("too short") from error
-    at = _LENGTHS.size + header_length
-    header = orjson.loads(data[_LENGTHS.size : at])
-    body = data[at : at + body_length]
-    at += body_length
-    pieces = []
-    for when, length in header.pop("pieces"):
-        pieces.append((when, data[at : at + length]))
-        at += length
-    if at != len(data):
-        raise ValueError("lengths do not fit")
-    known = {field.name for field in fields(Trace)} - {"origin", "status", "fidelity"}
-    return Trace(
-        origin=origin_from(header["origin"]),
-        body=body,
-        pieces=tuple(pieces),
-        status=CallStatus(header["status"]),
-        fidelity=fidelity_from(header.get("fidelity")),
-        **{name: value for name, value in header.items() if name in known},
-    )
 
 
 def fidelity_from(values: Mapping[str, Any] | None) -> Fidelity | None:

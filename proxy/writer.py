@@ -1,10 +1,9 @@
-"""The writer: reads calls that were recorded, places them and commits them, many in one transaction.
+"""The writer: reads the journals of a folder, places their calls and commits them, many in one transaction.
 
-It runs in a process of its own beside each proxy worker, so that its work takes no time from the event loop. They talk
-in frames over a socket, in order: `C` call, `R` replay of spool files, `F` replay of other workers' files one way; `D`
-done, `N` not done (numbers) the other way. Once a call was refused, all later ones are, until a replay has brought in
-what was spooled before them: calls reach the store in the order in which they ended. When the proxy dies, the writer
-commits what it was given, and ends.
+It runs in a process of its own beside each proxy worker, so that its work takes no time from the event loop. Of all
+writers on a folder one works at a time, on the files of all workers; the others stand by. So calls reach the store in
+the order in which they ended, whichever worker served them and however often the database refused. When its worker ends
+or dies, a writer brings in what has ended, and ends too.
 """
 
 import contextlib
@@ -15,119 +14,164 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import orjson
 import structlog
 
+from adapters.harnesses import HARNESSES
 from mosaic import logs
 from mosaic.errors import StoreError
 from mosaic.settings import load
 from mosaic.store import Store
-from proxy import frames, spool
-from proxy.trace import Trace, captured, decode
+from proxy import owned
+from proxy.progress import Progress
+from proxy.reading import JournalFile, files_in
+from proxy.trace import Trace, captured
 
+LOCK = ".writer"
 MAX_BATCH = 256
 """Most calls in one transaction."""
 MAX_BATCH_BYTES = 16 * 2**20
-"""Bytes from which a transaction takes no further call of a spool file."""
-RECEIVE_BYTES = 2**20
+"""Bytes from which a transaction takes no further call."""
+RETRY_S = 1.0
+"""Seconds after a refusal before the database is asked again."""
+TURN_S = 0.2
+"""Seconds between looks of a writer that stands by."""
+AGAIN_S = 0.01
+"""Seconds between its looks once its worker has gone."""
+LOOK_S = 1.0
+"""Seconds after which it looks without being called: a worker may have been killed."""
 COLLECT_AFTER = 50_000, 20, 50
 """Thresholds of the garbage collector: lineage and calls that wait live long, and are looked through less often."""
 NICE = 10
 """How far the writer's process stands back behind the worker, whose clients wait."""
 
 log = structlog.get_logger()
-Frame = tuple[bytes, int, bytes]
+
+
+class _LeftError(Exception):
+    """The worker has gone, and the database does not take what is left: the next writer does it."""
 
 
 class Writer:
-    """One connection's worth of writing."""
+    """One worker's writer."""
 
     def __init__(self, connection: socket.socket, database: str, folder: Path) -> None:
+        """It works until the other side of `connection` closes."""
         self._connection = connection
         self._database = database
         self._folder = folder
+        self._progress: Progress
         self._store: Store | None = None
-        self._behind = False
-        """True while calls that ended earlier wait in the spool."""
-
-    def _opened(self) -> Store:
-        """The store, opened when it is first needed: a database that is down at the start may come up."""
-        if self._store is None:
-            self._store = Store(self._database)
-        return self._store
+        self._files: dict[Path, JournalFile] = {}
+        self._said_ready = False
 
     def run(self) -> None:
-        """Write until the other side closes."""
+        """Stand by, write, end."""
+        with contextlib.closing(Progress(self._folder)) as self._progress, self._turn() as ours:
+            if not ours:
+                return
+            try:
+                self._progress.begin()
+                self._work()
+            except _LeftError:
+                log.error("the database does not take what is left: the next start stores it")
+            finally:
+                for file in self._files.values():
+                    file.close()
+                if self._store is not None:
+                    self._store.close()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Wait until no other writer works on the folder; false when the worker has gone and its calls are stored."""
+        descriptor = os.open(self._folder / LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        gone_at: float | None = None
         try:
-            self._run()
+            while not owned.take(descriptor):
+                self._ready()
+                if gone_at is None and self._left(TURN_S):
+                    gone_at = time.monotonic()
+                if gone_at is not None and self._progress.committed > gone_at:
+                    yield False
+                    return
+                if gone_at is not None:
+                    time.sleep(AGAIN_S)
+            yield True
         finally:
-            if self._store is not None:
-                self._store.close()
+            os.close(descriptor)
 
-    def _run(self) -> None:
-        self._answer([], True)  # we are there
-        for batch in _batches(self._connection):
-            for kind, group in groupby(batch, key=lambda frame: frame[0]):
-                if kind == b"C":
-                    calls = list(group)
-                    self._answer([number for _, number, _ in calls], self._take([body for _, _, body in calls]))
-                    continue
-                for _, number, body in group:
-                    done = self._replay([Path(path) for path in orjson.loads(body)], own=kind == b"R")
-                    if kind == b"R":
-                        self._answer([number], done)
+    def _work(self) -> None:
+        poll = select.poll()  # `select` knows no descriptor from 1024 on
+        poll.register(self._connection, select.POLLIN)
+        poll.register(self._progress.bell, select.POLLIN)
+        while True:
+            last = self._left(0.0)
+            self._look()
+            self._ready()
+            if last:
+                return
+            poll.poll(LOOK_S * 1000)
+            self._progress.heard()
 
-    def _take(self, encoded: Sequence[bytes]) -> bool:
-        self._behind = self._behind or not self._write([decode(one) for one in encoded])
-        return not self._behind
+    def _look(self) -> None:
+        """Bring in all that has ended until now."""
+        self._progress.beat()
+        self._find_files()
+        for file in self._files.values():
+            file.look_for_owner()
+        # Once more, and later than all: what stands elsewhere, of a file that was let go, is read now.
+        self._find_files()
+        until = time.monotonic()
+        files = list(self._files.values())
+        for batch in _batches(heapq.merge(*(file.ended(until) for file in files), key=_ended_at)):
+            self._commit(batch)
+        for file in files:
+            if file.owner_gone:
+                self._finish(file)
+        self._progress.reached(until)
 
-    def _answer(self, numbers: list[int], done: bool) -> None:
-        with contextlib.suppress(OSError):  # the proxy has died: nobody waits
-            self._connection.sendall(frames.pack(b"D" if done else b"N", 0, orjson.dumps(numbers)))
+    def _find_files(self) -> None:
+        for path in files_in(self._folder):
+            if path not in self._files:
+                with contextlib.suppress(FileNotFoundError):
+                    self._files[path] = JournalFile(path)
 
-    def _replay(self, paths: Sequence[Path], *, own: bool) -> bool:
-        """Bring spooled calls into the store, in the order in which they ended; False when the database still refuses.
+    def _finish(self, file: JournalFile) -> None:
+        """What a worker that died had in flight, and then the file is needed no more."""
+        interrupted = file.interrupted()
+        for batch in _batches(interrupted):
+            self._commit(batch)
+        del self._files[file.path]
+        file.remove()
+        with contextlib.suppress(StoreError):
+            if interrupted:
+                self._opened().count("interrupted_calls", "killed", len(interrupted))
+            if file.unreadable:
+                self._opened().count("journal_calls_unreadable", "damaged", file.unreadable)
 
-        Other workers' files are read as they are: they bring in their calls themselves, which changes nothing then.
-        """
-        damaged, replayed = 0, 0
-        found = heapq.merge(*(spool.read(path) for path in paths), key=_ended_at)
-        while some := _some(found):
-            traces = [trace for trace in some if trace is not None]
-            if not self._write(traces):
-                self._behind = True
-                return False
-            damaged += len(some) - len(traces)
-            replayed += len(traces)
-        if own:
-            self._behind = not self._note(replayed, damaged)
-        log.info("spool replayed", files=len(paths), calls=replayed, own=own)
-        return not self._behind
-
-    def _note(self, replayed: int, damaged: int) -> bool:
-        try:
-            if replayed:
-                self._opened().count("replayed_calls", "spool", replayed)
-            if damaged:
-                self._opened().count("spool_calls_unreadable", "cut", damaged)
-        except StoreError:
-            return False
-        return True
+    def _commit(self, traces: Sequence[Trace]) -> None:
+        """Returns once the calls are dealt with, however long the database refuses."""
+        self._progress.beat()
+        while not self._write(traces):
+            self._ready()
+            if self._left(RETRY_S):
+                raise _LeftError
+            self._progress.beat()
 
     def _write(self, traces: Sequence[Trace]) -> bool:
         """True when the calls are dealt with: stored, or put aside because they never can be. False when the database
         refuses for now."""
-        if not traces:
-            return True
         try:
             self._opened().record([captured(trace) for trace in traces])
         except Exception as error:  # noqa: BLE001 - what is not the database's fault lies in a call
-            log.error("calls not stored", calls=len(traces), error=f"{type(error).__name__}: {error}")
+            said = f"{type(error).__name__}: {error}"
+            log.error("calls not stored", calls=len(traces), error=said)
             if isinstance(error, StoreError) and not error.permanent:
+                self._progress.refused(said)
                 return False
             if len(traces) == 1:
                 return self._reject(traces[0], str(error))
@@ -137,54 +181,62 @@ class Writer:
 
     def _reject(self, trace: Trace, why: str) -> bool:
         try:
-            spool.reject(self._folder, trace, why)
+            _put_aside(self._folder, trace, why)
         except (OSError, TypeError) as error:
             log.error("call neither stored nor put aside", call=trace.origin.call_id, error=str(error))
+            self._progress.refused(str(error))
             return False
         with contextlib.suppress(StoreError):
             self._opened().count("rejected_calls", "unwritable")
         return True
 
+    def _opened(self) -> Store:
+        """The store, opened when it is first needed: a database that is down at the start may come up."""
+        if self._store is None:
+            self._store = Store(self._database, harnesses=HARNESSES)
+        return self._store
 
-def _ended_at(trace: Trace | None) -> float:
-    return 0.0 if trace is None else trace.ended_at
+    def _ready(self) -> None:
+        """Tell our worker, once, that it may serve."""
+        if not self._said_ready:
+            self._said_ready = True
+            with contextlib.suppress(OSError):
+                self._connection.sendall(b"!")
+
+    def _left(self, seconds: float) -> bool:
+        """Whether the worker goes within that time."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
 
-def _some(found: Iterator[Trace | None]) -> list[Trace | None]:
-    """The next calls, as many as one transaction may hold."""
-    some: list[Trace | None] = []
+def _ended_at(trace: Trace) -> float:
+    return trace.ended_at
+
+
+def _batches(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
+    """As many calls as one transaction may hold, each time."""
+    batch: list[Trace] = []
     size = 0
-    while len(some) < MAX_BATCH and size < MAX_BATCH_BYTES:
-        try:
-            trace = next(found)
-        except StopIteration:
-            break
-        some.append(trace)
-        size += 0 if trace is None else len(trace.body) + sum(len(piece) for _, piece in trace.pieces)
-    return some
+    for trace in traces:
+        batch.append(trace)
+        size += len(trace.body) + sum(len(piece) for _, piece in trace.pieces)
+        if len(batch) >= MAX_BATCH or size >= MAX_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
-def _batches(connection: socket.socket) -> Iterator[list[Frame]]:
-    """All frames that have come, at least one; waits only when there is none."""
-    more = select.poll()
-    more.register(connection, select.POLLIN)
-    unpacker = frames.Unpacker()
-    waiting: list[Frame] = []
-    while data := _receive(connection):
-        waiting += unpacker.feed(data)
-        # `poll`, for `select` knows no descriptor from 1024 on.
-        if waiting and (len(waiting) >= MAX_BATCH or not more.poll(0)):
-            yield waiting
-            waiting = []
-    if waiting:
-        yield waiting
-
-
-def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(RECEIVE_BYTES)
-    except OSError:  # the proxy was killed
-        return b""
+def _put_aside(folder: Path, trace: Trace, why: str) -> None:
+    """A call that the store can never take: a line of `rejected.jsonl`, for people to look at."""
+    texts = {"body": trace.body, "answer": b"".join(piece for _, piece in trace.pieces)}
+    line = {"why": why, "origin": trace.origin, "status": trace.status.value, "error": trace.error}
+    line |= {name: text.decode("utf-8", "backslashreplace") for name, text in texts.items()}
+    with (folder / "rejected.jsonl").open("ab") as file:
+        file.write(orjson.dumps(line) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.app import create_app
+from proxy.connections import Connection
 from tests.engine import ScriptedEngine
 from tests.engine.scripted import Script
 from tests.postgres import Server, server
@@ -38,7 +39,8 @@ async def serving(settings: Settings) -> AsyncIterator[str]:
     """Serve the proxy in this event loop; yields its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="error", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(create_app(settings), http=Connection, log_level="error", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)

@@ -6,13 +6,16 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mosaic.capture import Fidelity
 from mosaic.store import Store
-from tests.lineage.test_lineage import compaction
+from tests.lineage.test_lineage import compaction, linear
 from tests.playbook import Recording
+from tests.proxy.traces import conversation, leave
 
 
 def mosaic(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +43,21 @@ def test_a_trajectory_is_listed_shown_and_rewarded(tmp_path: Path, database: str
     shown = json.loads(mosaic(tmp_path, "show", "run-17", "--json", "--database", database).stdout)
     assert [(s["kind"], s["rung"]) for s in shown["sessions"]] == [("root", "none"), ("compaction", "summary")]
     assert "compaction" in mosaic(tmp_path, "show", "run-17", "--database", database).stdout
+
+
+def test_what_exact_mode_made_of_a_trajectory_is_listed_and_shown_with_its_reasons(tmp_path: Path) -> None:
+    where = ("--database", f"sqlite:///{tmp_path}/mosaic.db")
+    made = [Fidelity("exact"), Fidelity("spliced"), Fidelity("fell_back", "text_differs"), Fidelity("spliced")]
+    store = Store(where[1])
+    calls = linear(Recording("run-17"), turns=4)
+    store.record([replace(call, fidelity=fidelity) for call, fidelity in zip(calls, made, strict=True)])
+    store.close()
+    counted = {"exact": 1, "spliced": 2, "fell_back: text_differs": 1}
+    (listed,) = json.loads(mosaic(tmp_path, "trajectories", "--json", *where).stdout)
+    assert listed["fidelity"] == counted
+    assert json.loads(mosaic(tmp_path, "show", "run-17", "--json", *where).stdout)["fidelity"] == counted
+    shown = mosaic(tmp_path, "show", "run-17", *where).stdout
+    assert "exact prefix mode: 1 exact, 1 fell_back: text_differs, 2 spliced" in shown
 
 
 def test_a_reward_may_be_negative_but_not_infinite(tmp_path: Path, database: str) -> None:
@@ -129,6 +147,18 @@ def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
     listed = mosaic(tmp_path, "--help", COLUMNS="200").stdout
     for command in ("serve", "train", "trajectories", "show", "reward", "config", "db"):
         assert command in listed
+
+
+def test_the_doctor_says_that_calls_wait_and_that_nobody_stores_them(tmp_path: Path, database: str) -> None:
+    leave(tmp_path / "var" / "spool", conversation(2))
+    engine = "http://127.0.0.1:1/v1"
+    done = mosaic(tmp_path, "doctor", "--json", MOSAIC_DATABASE=database, MOSAIC_UPSTREAM=engine)
+    assert done.returncode == 1
+    wrong = [finding["what"] for finding in json.loads(done.stdout) if finding["level"] == "wrong"]
+    assert len(wrong) == 2
+    assert "does not answer" in wrong[0]
+    assert wrong[1].startswith("2 calls wait in ")
+    assert wrong[1].endswith("no writer is at work")
 
 
 def test_config_says_where_each_value_came_from(tmp_path: Path) -> None:

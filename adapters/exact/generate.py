@@ -6,6 +6,7 @@ those of `/v1/chat/completions`, with ids, logprobs and usage as the engine gave
 reads these. Source: vLLM 0.32, entrypoints/scale_out.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import orjson
 
 from adapters.wires.chat import DONE
+from adapters.wires.json_text import dumps
 from adapters.wires.sse import data_of
 from mosaic.capture import Fidelity, Spans
 from mosaic.records import IdArray
@@ -33,18 +35,24 @@ _UNSUPPORTED = {
     "prompt_logprobs": "prompt_logprobs",
     "truncate_prompt_tokens": "truncate_prompt_tokens",
     "return_tokens_as_token_ids": "return_tokens_as_token_ids",
+    "ignore_eos": "special_tokens",
+    "include_stop_str_in_output": "special_tokens",
 }
 """Parameters that these endpoints do not honour as chat completions does -> why a call falls back."""
 
 
 def unsupported(body: Mapping[str, Any]) -> str | None:
     """Why a chat request cannot go this way, or None."""
+    if body.get("add_generation_prompt") is False:
+        return "no_generation_prompt"
+    if (body.get("stream_options") or {}).get("continuous_usage_stats"):
+        return "continuous_usage"
     return next((reason for name, reason in _UNSUPPORTED.items() if body.get(name)), None)
 
 
 def render_body(body: Mapping[str, Any], *, offsets: bool) -> bytes:
     """What is rendered: the chat request, and whether to say where each token stands in the text."""
-    return orjson.dumps({**body, "return_token_offsets": True} if offsets else body)
+    return dumps({**body, "return_token_offsets": True} if offsets else body)
 
 
 def generate_body(rendered: Mapping[str, Any], body: Mapping[str, Any], prompt_ids_P: IdArray) -> bytes:
@@ -67,15 +75,18 @@ def generate_body(rendered: Mapping[str, Any], body: Mapping[str, Any], prompt_i
 
 
 class Parsing:
-    """What the engine's parsers are told with every part of an answer."""
+    """What the engine's parsers are told with every part of an answer.
 
-    def __init__(self, body: Mapping[str, Any], prompt_ids_P: IdArray) -> None:
+    They look in the prompt for whether it has ended its reasoning. So they get the template's rendering: earlier
+    reasoning that the sampled ids brought back in would say so.
+    """
+
+    def __init__(self, body: Mapping[str, Any], rendered_ids: Sequence[int]) -> None:
         # Parsers look at tools and tool_choice; the conversation would be sent again with every part.
-        self._request = orjson.Fragment(orjson.dumps({**body, "messages": body["messages"][-1:]}))
-        self._prompt = orjson.Fragment(orjson.dumps(prompt_ids_P, option=orjson.OPT_SERIALIZE_NUMPY))
-        self._prompt_tokens = len(prompt_ids_P)
+        self._request = orjson.Fragment(dumps({**body, "messages": body["messages"][-1:]}))
+        self._prompt = orjson.Fragment(orjson.dumps(rendered_ids))
+        self._prompt_tokens = len(rendered_ids)
         self._model = body.get("model")
-        self._shows_stop = bool(body.get("include_stop_str_in_output"))
 
     def whole(self, generated: Mapping[str, Any]) -> bytes | None:
         """The request that parses a whole answer; None when there is nothing to parse in it."""
@@ -91,7 +102,7 @@ class Parsing:
     def _spoken(self, choice: Mapping[str, Any]) -> dict[str, Any]:
         """The choice without the token that ended it: chat completions does not show that, parsers would."""
         ids, entries = choice["token_ids"], (choice.get("logprobs") or {}).get("content")
-        if choice.get("finish_reason") != "stop" or self._shows_stop:
+        if choice.get("finish_reason") != "stop":
             return dict(choice)
         return {**choice, "token_ids": ids[:-1], "logprobs": {"content": entries[:-1]} if entries else None}
 
@@ -106,31 +117,35 @@ class Parsing:
         return orjson.dumps(asked)
 
 
-def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any], request_id: str) -> bytes:
-    """The chat answer: messages as they were parsed; ids, logprobs and usage as they were generated."""
-    by_index = {choice["index"]: choice for choice in parsed["choices"]}
+def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any] | None, body: Mapping[str, Any]) -> bytes:
+    """The chat answer: messages as they were parsed (None: there was nothing to parse); ids, logprobs and usage as they
+    were generated."""
+    by_index = {} if parsed is None else {choice["index"]: choice for choice in parsed["choices"]}
+    # A reply that had to call a named tool ends as any other does, as in chat completions.
+    called = "stop" if isinstance(body.get("tool_choice"), dict) else "tool_calls"
     choices = [
-        _whole_choice(choice, by_index.get(choice["index"]) or _silent(choice)) for choice in generated["choices"]
+        _whole_choice(choice, by_index.get(choice["index"]) or _silent(choice), called)
+        for choice in generated["choices"]
     ]
     answer = {
-        **parsed,
-        "id": request_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": body.get("model"),
+        **(parsed or {}),
+        "id": generated["request_id"],
         "choices": choices,
         "usage": generated["usage"],
         "prompt_token_ids": generated.get("prompt_token_ids"),
+        "prompt_text": None,
     }
-    return orjson.dumps({name: value for name, value in answer.items() if value is not None})
+    return orjson.dumps(answer)
 
 
-def _whole_choice(choice: Mapping[str, Any], parsed: Mapping[str, Any]) -> dict[str, Any]:
+def _whole_choice(choice: Mapping[str, Any], parsed: Mapping[str, Any], called: str) -> dict[str, Any]:
     logprobs = _logprobs(choice.get("logprobs"), parsed.get("logprobs"))
-    return {**parsed, "finish_reason": _finish(parsed), "logprobs": logprobs, "token_ids": choice["token_ids"]}
-
-
-def _finish(parsed: Mapping[str, Any]) -> Any:
-    """A reply that calls tools ends so, as in chat completions."""
-    called = bool(parsed["message"].get("tool_calls")) and parsed.get("finish_reason") == "stop"
-    return "tool_calls" if called else parsed.get("finish_reason")
+    calls = bool(parsed["message"].get("tool_calls")) and parsed.get("finish_reason") == "stop"
+    finish = called if calls else parsed.get("finish_reason")
+    return {**parsed, "finish_reason": finish, "logprobs": logprobs, "token_ids": choice["token_ids"]}
 
 
 def _silent(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,6 +260,7 @@ class Stream:
         chunk = {**self._head, "choices": [choice]}
         if self._prompt_ids is not None:
             chunk["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
+            chunk["prompt_text"] = None
         parsed = part.parsed + len(part.ids)
         self._parts[part.index] = Part(part.index, parsed=parsed, state=answer["stream_state"])
         if part.finish_reason is not None:

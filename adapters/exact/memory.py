@@ -40,10 +40,10 @@ class Memory:
         self._steps: OrderedDict[bytes, Step | None] = OrderedDict()
         """None where replies with other ids said the same, so that none can be told to be the one."""
 
-    def find(self, scope: str, messages: Sequence[Message]) -> Found:
-        """The newest reply in `messages` that is remembered."""
+    def find(self, keys: Sequence[bytes]) -> Found:
+        """The newest reply that is remembered of a conversation (`keys_of`)."""
         reason = None
-        for key in reversed(_keys(scope, messages)):
+        for key in reversed(keys):
             step = self._steps.get(key)
             if step is not None:
                 self._touch(step)
@@ -51,13 +51,11 @@ class Memory:
             reason = reason or ("ambiguous" if key in self._steps else "not_remembered")
         return Found(None, reason)
 
-    def keep(self, scope: str, messages: Sequence[Message], reply: Message, step: Step) -> None:
-        """Remember what was sampled as the reply to `messages`."""
-        keys = _keys(scope, [*messages, reply])
+    def keep(self, key: bytes | None, step: Step) -> None:
+        """Remember what was sampled as a reply (`key_of`)."""
         size = _size(step)
-        if not items([reply]) or size > self._max_bytes:
+        if key is None or size > self._max_bytes:
             return  # nothing that could be found again
-        key = keys[-1]
         if key in self._steps:
             known = self._steps[key]
             if known is not None and not _same(known, step):
@@ -93,14 +91,34 @@ def _same(one: Step, other: Step) -> bool:
     return len(first) == len(second) and begins_with(first, second)
 
 
-def _keys(scope: str, messages: Iterable[Message]) -> list[bytes]:
-    """A hash for every assistant message, of all that was said up to and with it."""
-    state = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16)
+Known = dict[tuple[bytes, int], bytes]
+"""(key of what was said before, identity of a message) -> key with it. Of use while the messages live."""
+
+
+def key_of(scope: str, messages: Sequence[Message], reply: Message, known: Known | None = None) -> bytes | None:
+    """Under what a reply to `messages` is remembered; None when it says nothing."""
+    return keys_of(scope, [*messages, reply], known)[-1] if items([reply]) else None
+
+
+def keys_of(scope: str, messages: Iterable[Message], known: Known | None = None) -> list[bytes]:
+    """A hash for every assistant message, of all that was said up to and with it.
+
+    `known` saves the work of hashing messages again that many conversations share as the same objects.
+    """
+    state = _digest(b"", scope)
     keys = []
     for message in messages:
-        said = [f"\2{item.role}\0{item.text}\0{item.tool_call_id or ''}\1" for item in items([message])]
-        said.append(f"\3{system_text([message])}\1")
-        state.update("".join(said).encode("utf-8", "surrogatepass"))
+        found = None if known is None else known.get((state, id(message)))
+        if found is None:
+            said = [f"\2{item.role}\0{item.text}\0{item.tool_call_id or ''}\1" for item in items([message])]
+            found = _digest(state, f"{''.join(said)}\3{system_text([message])}\1")
+            if known is not None:
+                known[state, id(message)] = found
+        state = found
         if message.get("role") == "assistant":
-            keys.append(state.digest())
+            keys.append(state)
     return keys
+
+
+def _digest(before: bytes, said: str) -> bytes:
+    return hashlib.blake2b(before + said.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -2,13 +2,16 @@
 
 The engine's template turns messages into a text and that into ids. A text that the policy sampled may become other ids
 than it sampled (retokenised), or other text (re-serialised, cut, without its reasoning). Here texts are compared, never
-tokenised: all ids come from the engine, as it sampled them or as it rendered them.
+tokenised: all ids come from the engine, as it sampled them or as it rendered them. JSON in a reply agrees where it has
+the same value, however it is written: clients and templates write the arguments of tool calls anew.
 """
 
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -23,6 +26,10 @@ _MARKERS = re.compile(rf"\s*(?:{_MARKER}\s*)*")
 """What a template may write in place of reasoning."""
 MAX_MARKERS = 100
 """Characters that it may take."""
+MAX_STARTS = 50
+"""Brackets before a difference at which JSON is looked for that holds it."""
+_BRACKET = re.compile(r"[\[{]")
+_JSON = json.JSONDecoder()
 
 
 @dataclass(slots=True, eq=False)
@@ -92,9 +99,10 @@ def align(text: str, steps: Sequence[Step], *, keep: bool) -> Alignment:
 
 def _end_of(text: str, at: int, step: Step, *, keep: bool) -> int | str:
     """Where the step ends that begins at `at`, or why it does not stand there."""
-    said = f"{step.told}{step.sampled}"
-    if text.startswith(said, at):
-        return at + len(said)
+    told, sampled = step.told or "", step.sampled or ""
+    end = _end_of_reply(text, at + len(told), sampled) if text.startswith(told, at) else None
+    if end is not None:
+        return end
     end = _end_without_reasoning(text, at, step)
     if end is None:
         return "text_differs"
@@ -113,8 +121,47 @@ def _end_without_reasoning(text: str, at: int, step: Step) -> int | None:
     if not rest or not text.startswith(told, at):
         return None
     at += len(told)
-    found = text.find(rest, at, at + MAX_MARKERS + len(rest))
-    return found + len(rest) if found >= 0 and _MARKERS.fullmatch(text, at, found) else None
+    head = rest[: _bracket(rest) + 1] or rest
+    found = text.find(head, at, at + MAX_MARKERS + len(head))
+    return _end_of_reply(text, found, rest) if found >= 0 and _MARKERS.fullmatch(text, at, found) else None
+
+
+def _bracket(text: str) -> int:
+    """Where JSON may begin first; -1 where it cannot."""
+    found = _BRACKET.search(text)
+    return -1 if found is None else found.start()
+
+
+def _end_of_reply(text: str, at: int, said: str) -> int | None:
+    """Where a reply ends that begins at `at`, or None; JSON in it may be written otherwise."""
+    done = 0
+    while not text.startswith(said[done:], at):
+        pairs = enumerate(zip(said[done:], text[at:], strict=False))
+        differs = next((number for number, (one, other) in pairs if one != other), None)
+        ends = None if differs is None else _ends_of_json(said, done, text, at, differs)
+        if ends is None:
+            return None
+        done, at = ends
+    return at + len(said) - done
+
+
+def _ends_of_json(said: str, done: int, text: str, at: int, differs: int) -> tuple[int, int] | None:
+    """Where the value ends, in both, that holds the first difference, `differs` characters on; None for other values.
+
+    The outermost value counts that is JSON in both.
+    """
+    for bracket in islice(_BRACKET.finditer(said, done, done + differs), MAX_STARTS):
+        start = bracket.start()
+        try:
+            value, end = _JSON.raw_decode(said, start)
+            if end <= done + differs:
+                continue
+            other, end_in_text = _JSON.raw_decode(text, at + start - done)
+        except (ValueError, RecursionError):
+            continue
+        # As texts: for Python, true is 1 and 1 is 1.0.
+        return (end, end_in_text) if json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True) else None
+    return None
 
 
 def _start_of(reasoning: str, sampled: str) -> int | None:

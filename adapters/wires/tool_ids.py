@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
+import orjson
+
+from mosaic.records import Message
+
 _RANDOM = re.compile(
     r"""
     (?:chatcmpl-tool-|call[_-]|toolu_|tooluse_|fc_)?   # who made it
@@ -55,3 +59,9 @@ def index_of(call: Mapping[str, Any], at: int) -> int:
 def unmarked(body: bytes) -> bytes:
     """A request's body with the engine's own ids in the place of ours."""
     return _MARKED.sub(b"", body) if _MARK in body else body
+
+
+def unmarked_message(message: Message) -> Message:
+    """A message as the engine is told it: with its own ids in the place of ours."""
+    told: Message = orjson.loads(unmarked(orjson.dumps(message)))
+    return told

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import orjson
-
 from adapters.wires import chat, completions, messages, responses
+from adapters.wires.json_text import dumps
 from adapters.wires.members import with_members
 from adapters.wires.tool_ids import unmarked
 from mosaic.errors import RequestError
@@ -132,10 +131,10 @@ def _open_translated(body: Body, made: dict[str, Any], shown: Shown, context: Co
     kept = {name: value for name, value in body.items() if name not in _TRANSLATED_AWAY and name not in made}
     if "instructions" in body:
         kept["instructions"] = True
-    recorded = orjson.dumps({**made, CLIENT_REQUEST: kept})
+    recorded = dumps({**made, CLIENT_REQUEST: kept})
     if context.model is not None:
         made = {**made, "model": context.model}
-    sent = orjson.dumps(made)
+    sent = dumps(made)
     if context.record:
         sent, _ = chat.upstream_body(sent, made)
     return Opened(unmarked(sent), recorded, shown, bool(made.get("stream")))

@@ -4,7 +4,8 @@ Calls in, placements out. No sockets, no SQL, no clock: the same calls in the sa
 what makes `mosaic relink` possible. Doubt is shown, not hidden: a link under 0.6 is not made.
 """
 
+from mosaic.lineage.harness import Harness
 from mosaic.lineage.lineage import Lineage
-from mosaic.lineage.model import Link, Placement, Rung
+from mosaic.lineage.model import Ending, Link, Placement, Rung, Why
 
-__all__ = ["Lineage", "Link", "Placement", "Rung"]
+__all__ = ["Ending", "Harness", "Lineage", "Link", "Placement", "Rung", "Why"]

@@ -1,22 +1,32 @@
 """A form of messages in which the harmless rewrites of agent frameworks disappear and nothing that matters does.
 
-Absorbed: string against block list, moved `cache_control`, whitespace, null against empty content, re-serialised tool
-arguments, `name` fields, dropped reasoning, `<system-reminder>` blocks, the order of the results of one batch, and
-system messages anywhere (hashed apart). Kept: who said it, its text, its calls and its results.
+Absorbed: string against block list, one message against several of the same role, moved `cache_control`, whitespace,
+null against empty content, re-serialised tool arguments, `name` fields, dropped reasoning (also inline `<think>`),
+`<system-reminder>` blocks, the order of the results of one batch, and system messages anywhere (hashed apart, without
+the billing line of Claude Code). Kept: who said it, its text, its calls and its results.
+
+Hashes are Python's own, seeded by each process: they live in memory only and are never stored.
 """
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import orjson
 
 from mosaic.records import Message
 
-_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+_REMINDER = re.compile(r"<system-reminder>(.*?)(?:</system-reminder>|$)", re.DOTALL)
+_THOUGHT = re.compile(r"^\s*(?:<think(?:ing)?>)?.*?</think(?:ing)?>", re.DOTALL)
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*")
+_WORD = re.compile(r"\w+")
+_ESCAPE = re.compile(r"\\+[nrt]")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
+_RESULT_ROLES = frozenset({"tool", "function"})
+_SPEAKERS = frozenset({"user", "assistant"})
+_SAMPLED = frozenset({"assistant", "call"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +38,101 @@ class Item:
     text: str
     """Collapsed text; for a call its name and sorted compact arguments."""
     tool_call_id: str | None = None
-    arguments: tuple[str, ...] = ()
-    """For a call: the string values of its arguments, collapsed."""
+    name: str = ""
+    """For a call: the tool."""
+    arguments: Any = None
+    """For a call: its arguments, parsed where they are JSON."""
 
     @property
     def sampled(self) -> bool:
         """True for what a model said, false for what it was told."""
-        return self.role in ("assistant", "call")
+        return self.role in _SAMPLED
+
+    @property
+    def strings(self) -> Iterator[tuple[str, str]]:
+        """For a call: (argument's name, collapsed text) of every string in its arguments."""
+        return ((name, collapse(text)) for name, text in _strings("", self.arguments))
 
 
 def items(messages: Iterable[Message]) -> list[Item]:
-    """The canonical items of a conversation, system texts left out."""
+    """The canonical items of a conversation, system texts left out, neighbouring texts of one role joined."""
     found: list[Item] = []
     for message in messages:
-        if str(message.get("role")) not in _SYSTEM_ROLES:
-            found.extend(_items_of(message))
-    return _sorted_batches(found)
+        role = message.get("role")
+        if isinstance(role, str) and role in _SPEAKERS:
+            content = message.get("content")
+            text = collapse(content if isinstance(content, str) else text_of(content))
+            if role == "assistant" and "</think" in text:
+                text = _THOUGHT.sub("", text).strip()
+            if text:
+                found.append(Item(role, text))
+            calls = message.get("tool_calls")
+            if calls and isinstance(calls, list):
+                found += [_call_item(call) for call in calls if isinstance(call, Mapping)]
+        elif isinstance(role, str) and role in _RESULT_ROLES:
+            found.append(Item("result", collapse(text_of(message.get("content"))), _id(message.get("tool_call_id"))))
+        elif not (isinstance(role, str) and role in _SYSTEM_ROLES):
+            text = collapse(text_of(message.get("content")))
+            if text:
+                found.append(Item("user", text))
+    return joined(found)
+
+
+def joined(found: list[Item]) -> list[Item]:
+    """The same with neighbouring texts of one role as one."""
+    if not any(a.role == b.role and a.role in _SPEAKERS for a, b in pairwise(found)):
+        return found
+    whole: list[Item] = []
+    for item in found:
+        if whole and whole[-1].role == item.role and item.role in _SPEAKERS:
+            whole[-1] = Item(item.role, f"{whole[-1].text} {item.text}")
+        else:
+            whole.append(item)
+    return whole
+
+
+def blocks(messages: Iterable[Message]) -> Iterator[str]:
+    """The collapsed texts of what the user said, block by block."""
+    for message in messages:
+        if message.get("role") == "user":
+            content = message.get("content")
+            for part in content if isinstance(content, list) else [content]:
+                if text := collapse(text_of(part if isinstance(part, str) else [part]) if part is not None else ""):
+                    yield text
 
 
 def system_text(messages: Iterable[Message]) -> str:
-    """All system and developer text, collapsed."""
-    return collapse(" ".join(text_of(m.get("content")) for m in messages if str(m.get("role")) in _SYSTEM_ROLES))
+    """The system and developer texts that the conversation opens with, collapsed."""
+    texts = []
+    for message in messages:
+        role = message.get("role")
+        if not (isinstance(role, str) and role in _SYSTEM_ROLES):
+            break
+        texts.append(text_of(message.get("content")))
+    text = "\n".join(texts)
+    return collapse(_BILLING.sub(" ", text) if "x-anthropic-billing-header" in text else text)
 
 
-def chain(found: Iterable[Item]) -> list[bytes]:
-    """Hash of every prefix: element k covers the first k + 1 items."""
-    hashes: list[bytes] = []
-    state = hashlib.blake2b(digest_size=16)
+def reminders(messages: Iterable[Message]) -> Iterator[str]:
+    """The texts of reminder blocks, which are no part of the conversation but may carry a child's report."""
+    for message in messages:
+        text = text_of(message.get("content"))
+        if "<system-reminder>" in text:
+            yield from _REMINDER.findall(text)
+
+
+def chain(found: Sequence[Item], start: tuple[int, int] = (0, 0)) -> list[int]:
+    """Hash of every prefix: element k covers the first k + 1 items; the results of one batch come in any order."""
+    hashes: list[int] = []
+    state, batch = start
     for item in found:
-        state.update(f"{item.role}\0{item.text}\1".encode("utf-8", "surrogatepass"))
-        hashes.append(state.digest())
+        if item.role == "result":
+            batch += hash(item.text)
+            hashes.append(hash((state, batch)))
+        else:
+            state = hash((state, batch, item.role, item.text))
+            batch = 0
+            hashes.append(state)
     return hashes
 
 
@@ -66,6 +141,11 @@ def collapse(text: str) -> str:
     if "<system-reminder>" in text:
         text = _REMINDER.sub(" ", text)
     return " ".join(text.split())
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, whatever stands between them: framing, indentation and JSON escapes disappear."""
+    return _WORD.findall(_ESCAPE.sub(" ", text) if "\\" in text else text)
 
 
 def text_of(content: object) -> str:
@@ -91,58 +171,29 @@ def _part_text(part: object) -> str:
     return str(part)
 
 
-def _items_of(message: Message) -> Iterator[Item]:
-    role = message.get("role")
-    text = collapse(text_of(message.get("content")))
-    if role in ("tool", "function"):
-        yield Item("result", text, _id(message.get("tool_call_id")))
-        return
-    kind = "assistant" if role == "assistant" else "user"
-    if text:
-        yield Item(kind, text)
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        if isinstance(call, Mapping):
-            yield _call_item(call)
-
-
 def _call_item(call: Mapping[str, Any]) -> Item:
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
     try:
-        parsed = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-        compact = orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS).decode()
+        parsed = orjson.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
+        compact = orjson.dumps(parsed or {}, option=orjson.OPT_SORT_KEYS).decode()
     except (orjson.JSONDecodeError, TypeError):
         parsed, compact = arguments, collapse(str(arguments))
-    strings = tuple(collapse(s) for s in _strings(parsed))
-    return Item("call", f"{function.get('name')} {compact}", _id(call.get("id")), strings)
+    name = str(function.get("name"))
+    return Item("call", f"{name} {compact}", _id(call.get("id")), name, parsed)
 
 
 def _id(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, str) and value else None
 
 
-def _strings(value: object) -> Iterator[str]:
+def _strings(name: str, value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
-        yield value
+        yield name, value
     elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _strings(inner)
+        for key, inner in value.items():
+            yield from _strings(str(key), inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _strings(inner)
-
-
-def _sorted_batches(found: list[Item]) -> list[Item]:
-    """The results of one batch of calls arrive in any order: sort each run of results."""
-    ordered: list[Item] = []
-    batch: list[Item] = []
-    for item in found:
-        if item.role == "result":
-            batch.append(item)
-            continue
-        ordered += sorted(batch, key=lambda i: i.text)
-        batch = []
-        ordered.append(item)
-    return ordered + sorted(batch, key=lambda i: i.text)
+            yield from _strings(name, inner)

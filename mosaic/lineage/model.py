@@ -1,35 +1,62 @@
 """What lineage decides: where a call stands, why, and how sure that is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from mosaic.records import SessionKind
 
 LINK_THRESHOLD = 0.6
-"""Below this score no link is made; the evidence is kept as a rival for review."""
+"""Below this score no link is made; what spoke for one is kept as a rival, for review."""
 
 
 class Rung(StrEnum):
-    """The kind of evidence that decided, strongest first."""
+    """The kind of evidence that decided."""
 
     PREFIX = "prefix"
     """The request repeats an earlier request and its reply."""
     RETRY = "retry"
     """The request is an earlier one again, and the SDK or a failure says so."""
     ECHO = "echo"
-    """The request carries tool-call ids that the policy emitted, in a history that was edited."""
+    """The request carries tool-call ids or texts that the policy emitted, in a history that was edited."""
     SUMMARY = "summary"
     """The request opens with a text that the policy wrote as a summary."""
     ARGUMENT = "argument"
-    """The request's first user text is an argument of a tool call that is still open."""
+    """The request's first user text is an argument of a tool call of the policy."""
     RESULT = "result"
-    """The parent's tool result carried the child's last text."""
+    """The parent's tool result, or a notification, carried the child's last text."""
     QUOTE = "quote"
     """The request quotes a session's history as text."""
+    CLAIM = "claim"
+    """The framework's own ids say so."""
+    PATTERN = "pattern"
+    """The request reads like one of the calls that frameworks make for themselves."""
     NONE = "none"
     """Nothing was found: a new root."""
+
+
+class Ending(StrEnum):
+    """Why a session is believed to be over."""
+
+    ANSWERED = "answered"
+    """Its newest reply calls no tool."""
+    SUCCEEDED = "succeeded"
+    """Another session goes on from it: after a compaction or a handoff."""
+    RETURNED = "returned"
+    """Its parent has seen its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The evidence for a decision."""
+
+    rung: Rung
+    score: float
+    """In [0, 1]."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    rivals: tuple[Mapping[str, Any], ...] = ()
+    """Others that the evidence allowed: session, call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +91,17 @@ class Placement:
     """Order of opening of the session inside its trajectory, from 0."""
     opened: Link | None
     """The link of the session when this call opened it."""
+    why: Why
+    """The evidence for standing here."""
     relinked: tuple[Link, ...] = ()
     """Links of earlier sessions that this call's evidence changed."""
-    confirmed_summary: str | None = None
-    """Call that turned out to have written the summary that this session opens with: it serves the task after all."""
+    confirmed: tuple[str, ...] = ()
+    """Calls that turned out to have written the summary that this session opens with: they serve the task after all."""
+    ended: Mapping[str, Ending | None] = field(default_factory=dict)
+    """Sessions whose end this call changed: how each ended, or None for one that is open again."""
+    rolled_over: tuple[str, ...] = ()
+    """Trajectories that are over, for the only agent of their client has begun another."""
+    names_task: bool = False
+    """True for the call whose first user text is the task of its trajectory."""
+    retry_of: str | None = None
+    """The earlier call that this one repeats."""

@@ -1,15 +1,17 @@
 """Lists of trajectories: what a table, the API and a training job look at before they read any trajectory in full."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, TypeVarTuple
 
 from sqlalchemy import Connection, Select, func, select
 
 from mosaic.records import TrajectoryState
-from mosaic.store.models import CallRow, SessionRow, TrajectoryRow
+from mosaic.store.models import CallRow, SessionRow, TaskRow, TrajectoryRow
 
 Columns = TypeVarTuple("Columns")
+TASK_CHARACTERS = 300
+"""Of a task's text, in a line of a listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class TrajectorySummary:
     created_at: float
     fidelity: Mapping[str, int]
     """What exact prefix mode made of its calls: `exact`, `spliced` or `fell_back: <reason>` -> how many."""
+    task: str | None = None
+    """The first characters of what was attempted."""
+    updated_at: float | None = None
+    """When its newest call ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +52,26 @@ class Waiting:
 def newest(connection: Connection, limit: int, like: str | None) -> list[TrajectorySummary]:
     """The newest trajectories, optionally those whose id matches an SQL LIKE pattern."""
     query = _named(select(TrajectoryRow.__table__), like).order_by(TrajectoryRow.created_at.desc()).limit(limit)
-    rows = list(connection.execute(query).mappings())
+    return summarised(connection, connection.execute(query).mappings().all())
+
+
+def summarised(connection: Connection, rows: Sequence[Mapping[Any, Any]]) -> list[TrajectorySummary]:
+    """Rows of `trajectories` with what their calls, sessions and tasks add."""
     ids = [r["trajectory_id"] for r in rows]
+    tasks = _tasks(connection, {r["task_key"] for r in rows if r["task_key"] is not None})
     calls, kinds = _call_totals(connection, ids), _session_kinds(connection, ids)
     made = fidelity(connection, ids)
-    return [
+    summaries = [
         _summary(r, calls.get(r["trajectory_id"]), kinds.get(r["trajectory_id"], {}), made.get(r["trajectory_id"], {}))
         for r in rows
     ]
+    return [replace(one, task=tasks.get(one.task_key or "")) for one in summaries]
+
+
+def _tasks(connection: Connection, keys: Set[str]) -> dict[str, str]:
+    """Task key -> the beginning of its text."""
+    query = select(TaskRow.task_key, func.substr(TaskRow.text, 1, TASK_CHARACTERS)).where(TaskRow.task_key.in_(keys))
+    return dict(connection.execute(query).all())
 
 
 def fidelity(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -153,4 +171,5 @@ def _summary(
         policy_version=calls["version"] if calls else 0,
         created_at=row["created_at"],
         fidelity=made,
+        updated_at=row["updated_at"],
     )

@@ -80,6 +80,9 @@ class SessionRow(Base):
     opened_by_call_id: Mapped[str | None] = mapped_column(Id)
     position: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float(53))
+    ended: Mapped[str | None] = mapped_column(Text)
+    """answered, succeeded or returned, as far as is known; NULL while it is open, or silent."""
+    ended_at: Mapped[float | None] = mapped_column(Float(53))
 
     __table_args__ = (UniqueConstraint("trajectory_id", "position"),)
 
@@ -113,6 +116,13 @@ class CallRow(Base):
     session_id: Mapped[str] = mapped_column(ForeignKey("sessions.session_id"), index=True)
     parent_call_id: Mapped[str | None] = mapped_column(Id)
     auxiliary: Mapped[str | None] = mapped_column(Text)
+    rung: Mapped[str | None] = mapped_column(Text)
+    """Which evidence put the call here; NULL in calls of older releases, until `mosaic relink`."""
+    score: Mapped[float | None] = mapped_column(Float(53))
+    evidence: Mapped[str | None] = mapped_column(Text)
+    """What was found, as JSON."""
+    rivals: Mapped[str | None] = mapped_column(Text)
+    """Other places that the evidence allowed, as JSON; NULL for none."""
     wire: Mapped[str] = mapped_column(String(16))
     attribution: Mapped[str] = mapped_column(String(16))
     client: Mapped[str] = mapped_column(Text)

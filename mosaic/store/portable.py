@@ -71,12 +71,12 @@ def _type(column: Any) -> Type:
 
 LINK = fields_of(LinkRow, "session_id", "trajectory_id")
 ADVANTAGE = fields_of(AdvantageRow, "session_id")
-SESSION = fields_of(SessionRow, "trajectory_id")
+_NOT_CARRIED = ("fidelity", "fidelity_reason", "rung", "score", "evidence", "rivals", "ended", "ended_at")
+"""Columns that came after the layout: of use where the calls were recorded, or found again by `mosaic relink`."""
+SESSION = fields_of(SessionRow, "trajectory_id", *_NOT_CARRIED)
 MESSAGE = fields_of(MessageRow)
 PARAMS = fields_of(ParamsRow)
 CHOICE = fields_of(TokensRow, "call_id")
-_NOT_CARRIED = ("fidelity", "fidelity_reason")
-"""Columns that came after the layout: of use where the calls were recorded."""
 CALL = fields_of(CallRow, "seq", "trajectory_id", *_NOT_CARRIED)
 REWARD = fields_of(RewardRow, "reward_id", "trajectory_id")
 TRAJECTORY = fields_of(TrajectoryRow)
@@ -98,7 +98,8 @@ LAYOUT: Mapping[str, Field] = {
     "calls": Field("rows", fields={**CALL, "choices": Field("rows", fields=CHOICE)}),
     "rewards": Field("rows", fields=REWARD),
 }
-"""Every name of a record. It follows the schema: a change there that changes it needs another `FORMAT`."""
+"""Every name of a record. It follows the schema: a change there that changes it needs another `FORMAT`, but for a field
+that may be null, which files without it lack."""
 
 
 def prompt_ids(record: Mapping[str, Any]) -> dict[str, IdArray]:

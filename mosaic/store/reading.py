@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, 
 from sqlalchemy.orm import InstrumentedAttribute
 
 from mosaic.capture import CallStatus, CapturedCall, Choice, Fidelity
-from mosaic.lineage.model import Link, Placement, Rung
+from mosaic.lineage.model import Link, Placement, Rung, Why
 from mosaic.records import Call, IdArray, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 from mosaic.store.codec import unpack_ids, unpack_logprobs
 from mosaic.store.models import CallRow, LinkRow, MessageRow, ParamsRow, SessionRow, TokensRow, TrajectoryRow
@@ -21,6 +21,11 @@ TOGETHER = 50
 def tokens_after(connection: Connection, call_id: str) -> dict[int, IdArray]:
     """Prompt + sampled ids of each choice of a call, by choice index. Empty when the call is unknown."""
     return _Tokens(connection).after(call_id)
+
+
+def prompt_of(connection: Connection, call_id: str) -> IdArray:
+    """Prompt ids of a call; empty when they are not known."""
+    return _Tokens(connection).prompt(call_id)
 
 
 class _Tokens:
@@ -230,9 +235,10 @@ def read_placed(
     for row in rows:
         call = _captured(row, {**large[row["params_id"]], **load(row["params"])}, tokens, messages)
         link, position = opened.get(f"s-{row['call_id']}", (None, None))
-        auxiliary = row["auxiliary"]
-        if row["call_id"] in summaries and not call.tool_names:
-            auxiliary = "summary"  # it served the task after all, but its session did not go on with it
+        why = _why(row, link)
+        served = why.evidence.get("serves")
+        if served is None and row["call_id"] in summaries and not call.tool_names:
+            served = "summary"  # it served the task after all, but its session did not go on with it
         yield (
             call,
             Placement(
@@ -240,12 +246,21 @@ def read_placed(
                 trajectory_id=row["trajectory_id"],
                 session_id=row["session_id"],
                 parent_call_id=row["parent_call_id"],
-                auxiliary=auxiliary,
+                auxiliary=served or row["auxiliary"],
                 position=position or 0,
                 opened=link,
-                confirmed_summary=link.parent_call_id if link and link.kind is SessionKind.COMPACTION else None,
+                why=why,
+                confirmed=tuple(link.evidence.get("summary_calls", ())) if link else (),
             ),
         )
+
+
+def _why(row: RowMapping, link: Link | None) -> Why:
+    """Why a call stands where it stands; of calls of older releases only what its session's link says."""
+    if row["rung"] is None:
+        return Why(link.rung, link.score) if link else Why(Rung.NONE, 0.0)
+    rivals = () if row["rivals"] is None else tuple(load(row["rivals"]))
+    return Why(Rung(row["rung"]), row["score"], load(row["evidence"]), rivals)
 
 
 def read_conversation(connection: Connection, call_id: str) -> tuple[Message, ...] | None:
@@ -257,6 +272,18 @@ def read_conversation(connection: Connection, call_id: str) -> tuple[Message, ..
     found = _Messages(connection).chain(connection.scalar(reply) or row[0])
     instructed = "instructions" in (load(row[1]).get("client_request") or {})
     return found[1:] if instructed else found
+
+
+def read_sampled(connection: Connection, trajectory_id: str, after: int, newest: int) -> tuple[list[Call], int]:
+    """The exact chat calls of a trajectory in rows after `after`, at most so many of the newest; and the last row.
+
+    In the order in which they ended.
+    """
+    query = select(CallRow.__table__).where(CallRow.trajectory_id == trajectory_id, CallRow.seq > after)
+    query = query.where(CallRow.exact, CallRow.wire != "completions").order_by(CallRow.seq.desc()).limit(newest)
+    rows = list(reversed(connection.execute(query).mappings().all()))
+    tokens, messages = _preloaded(connection, rows)
+    return [_call(row, tokens, messages) for row in rows], rows[-1]["seq"] if rows else after
 
 
 def _large_params(connection: Connection, calls: Sequence[RowMapping]) -> dict[str | None, dict[str, Any]]:
@@ -276,7 +303,7 @@ def _links(connection: Connection, calls: Sequence[RowMapping]) -> tuple[dict[st
         )
         for row in connection.execute(query.where(LinkRow.session_id.in_(some))).mappings():
             opened[row["session_id"]] = _link(row), row["position"]
-    return opened, {link.parent_call_id for link, _ in opened.values() if link.kind is SessionKind.COMPACTION}
+    return opened, {call for link, _ in opened.values() for call in link.evidence.get("summary_calls", ())}
 
 
 def _link(row: RowMapping) -> Link:

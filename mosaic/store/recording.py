@@ -10,13 +10,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, literal_column, select
 
 from mosaic.capture import CapturedCall
-from mosaic.lineage import Lineage, Placement
+from mosaic.lineage import Harness, Lineage, Placement
 from mosaic.lineage.lineage import pool_key
 from mosaic.store.models import CallRow, CounterRow, PolicyVersionRow, SessionRow
 from mosaic.store.reading import batched, read_placed
+from mosaic.store.rows import indexed
 from mosaic.store.statements import Statement, among, listed
 from mosaic.store.versions import Timeline, read_timeline
-from mosaic.store.writing import Writer, count, indexed
+from mosaic.store.writing import Writer, count
 
 RESTORE_CALLS = 5_000
 """Most calls of a client without trajectory ids that are read when its lineage is restored."""
@@ -27,12 +28,13 @@ MAX_POOLS = 2_000
 class Recording:
     """What one process knows of the lineage and content of the database. Used by one thread at a time."""
 
-    def __init__(self) -> None:
-        self._lineage = Lineage()
+    def __init__(self, harnesses: Sequence[Harness] = ()) -> None:
+        self._lineage = Lineage(harnesses)
         self._writer = Writer()
         self._timeline = Timeline((), ())
         self._live = 0
         self._prunes = 0
+        self._relinks = 0
         self._seen: int | None = None
         """Newest row of `calls` that was looked at; None before the first transaction."""
         self._written: tuple[int, list[str]] = 0, []
@@ -95,7 +97,11 @@ class Recording:
 
     def _look_around(self, connection: Connection) -> None:
         """Notice new policy versions, removed rows and the pools in which others have written."""
-        top, prunes, live = _SITUATION.run(connection).one()
+        top, prunes, relinks, live = _SITUATION.run(connection).one()
+        if relinks != self._relinks:
+            for key in list(self._placed_to):
+                self._forget(key)
+            self._relinks = relinks
         if self._seen is not None and (top or 0) < self._seen and prunes == self._prunes:
             self.forget()  # the database went back in time: it was restored
             count(connection, "database_replaced", "restored")
@@ -118,19 +124,20 @@ class Recording:
         after = self._placed_to.get(key)
         if after is not None and key not in self._stale:
             return
-        where = [*_in_pool(key), CallRow.seq > (after or 0)]
+        where = [*in_pool(key), CallRow.seq > (after or 0)]
         for call, placement in read_placed(connection, *where, newest=RESTORE_CALLS):
             self._lineage.restore(call, placement)
         self._stale.discard(key)
 
 
-_PRUNES = select(CounterRow.value).where(
-    CounterRow.name == literal_column("'pruned'"), CounterRow.reason == literal_column("'runs'")
-)
+_RUNS = CounterRow.reason == literal_column("'runs'")
+_PRUNES = select(CounterRow.value).where(CounterRow.name == literal_column("'pruned'"), _RUNS)
+_RELINKS = select(CounterRow.value).where(CounterRow.name == literal_column("'relinked'"), _RUNS)
 _SITUATION = Statement(
     lambda _: select(
         select(func.max(CallRow.seq)).scalar_subquery(),
         func.coalesce(_PRUNES.scalar_subquery(), literal_column("0")),
+        func.coalesce(_RELINKS.scalar_subquery(), literal_column("0")),
         select(func.count()).where(PolicyVersionRow.live_at.is_not(None)).scalar_subquery(),
     )
 )
@@ -145,7 +152,7 @@ _SESSIONS = Statement(
 )
 
 
-def _in_pool(key: str) -> tuple[ColumnElement[bool], ...]:
+def in_pool(key: str) -> tuple[ColumnElement[bool], ...]:
     """The rows of a pool: an operator's trajectory (`t:`) or a client without trajectory ids (`c:`)."""
     if key.startswith("t:"):
         return CallRow.trajectory_id == key[2:], CallRow.attribution != "lineage"

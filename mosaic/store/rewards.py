@@ -10,12 +10,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, and_, exists, insert, or_, select, update
 
 from mosaic.errors import RequestError
 from mosaic.records import TrajectoryState
 from mosaic.store.models import RewardRow, SessionRow, TrajectoryRow
-from mosaic.store.writing import count, plain
+from mosaic.store.rows import plain
+from mosaic.store.writing import count
 
 _ALWAYS = (TrajectoryState.OPEN, TrajectoryState.CLOSED, TrajectoryState.SCORED)
 """States in which a reward counts however late it is."""
@@ -98,10 +99,15 @@ def end(connection: Connection, trajectory_id: str, state: TrajectoryState, reas
     return state
 
 
-def close_silent(connection: Connection, before: float, now: float) -> int:
-    """Close open trajectories whose newest call ended before `before` (Unix seconds); returns how many."""
+def close_silent(connection: Connection, before: float, answered_before: float, now: float) -> int:
+    """Close open trajectories whose newest call ended before `before` (Unix seconds); returns how many.
+
+    Those that lineage found, and whose sessions have all ended, are closed when it ended before `answered_before`.
+    """
+    open_session = exists().where(SessionRow.trajectory_id == TrajectoryRow.trajectory_id, SessionRow.ended.is_(None))
+    answered = and_(TrajectoryRow.attribution == "lineage", TrajectoryRow.updated_at < answered_before, ~open_session)
     silent = update(TrajectoryRow).where(
-        TrajectoryRow.state == TrajectoryState.OPEN.value, TrajectoryRow.updated_at < before
+        TrajectoryRow.state == TrajectoryState.OPEN.value, or_(TrajectoryRow.updated_at < before, answered)
     )
     return connection.execute(silent.values(state=TrajectoryState.CLOSED.value, state_at=now)).rowcount
 

@@ -13,13 +13,14 @@ from sqlalchemy import select
 
 from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
-from mosaic.lineage import Placement
-from mosaic.records import Group, Message, Trajectory, TrajectoryState
-from mosaic.store import jobs, listing, rewards
+from mosaic.lineage import Harness, Placement
+from mosaic.records import Call, Group, Message, Trajectory, TrajectoryState
+from mosaic.store import explaining, jobs, listing, rewards
 from mosaic.store.database import Database
+from mosaic.store.explaining import Certificate, Unlinked
 from mosaic.store.listing import TrajectorySummary, Waiting
-from mosaic.store.models import CounterRow, LinkRow, SessionRow
-from mosaic.store.reading import read_conversation, read_trajectories, read_trajectory
+from mosaic.store.models import CounterRow, LinkRow, RewardRow, SessionRow
+from mosaic.store.reading import read_conversation, read_sampled, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
 from mosaic.store.writing import count
@@ -31,11 +32,11 @@ REWARD_WINDOW_S = 7 * 24 * 3600.0
 class Store:
     """All of Mosaic's memory behind one database URL. Raises `StoreError` when it cannot be used."""
 
-    def __init__(self, url: str, reward_window_s: float = REWARD_WINDOW_S) -> None:
+    def __init__(self, url: str, reward_window_s: float = REWARD_WINDOW_S, harnesses: Sequence[Harness] = ()) -> None:
         self.database = Database(url)
         self.engine = self.database.engine
         self._reward_window_s = reward_window_s
-        self._recording = Recording()
+        self._recording = Recording(harnesses)
 
     def close(self) -> None:
         """Release the database's connections."""
@@ -112,11 +113,13 @@ class Store:
         with self.database.writing() as connection:
             return rewards.end(connection, trajectory_id, state, reason, time.time())
 
-    def close_silent(self, seconds: float) -> int:
-        """Close open trajectories that had no call for that long; returns how many."""
+    def close_silent(self, seconds: float, answered_s: float | None = None) -> int:
+        """Close open trajectories that had no call for that long, or `answered_s` where all agents of a trajectory that
+        lineage found have answered; returns how many."""
         now = time.time()
+        answered = now - (seconds if answered_s is None else min(answered_s, seconds))
         with self.database.writing() as connection:
-            return rewards.close_silent(connection, now - seconds, now)
+            return rewards.close_silent(connection, now - seconds, answered, now)
 
     # trajectories
 
@@ -147,15 +150,27 @@ class Store:
         with self.database.reading() as connection:
             return read_conversation(connection, call_id)
 
+    def sampled(self, trajectory_id: str, after: int = 0, newest: int = 200) -> tuple[list[Call], int]:
+        """The newest exact chat calls of a trajectory among the rows after `after`, in the order in which they ended;
+        and the row to go on from."""
+        with self.database.reading() as connection:
+            return read_sampled(connection, trajectory_id, after, newest)
+
     def fidelity(self, trajectory_id: str) -> dict[str, int]:
         """What exact prefix mode made of a trajectory's calls; empty in capture mode."""
         with self.database.reading() as connection:
             return listing.fidelity(connection, [trajectory_id]).get(trajectory_id, {})
 
     def links(self, trajectory_id: str) -> list[dict[str, Any]]:
-        """The links of a trajectory's sessions in order of opening, evidence and rivals decoded."""
+        """The links of a trajectory's sessions in order of opening, evidence and rivals decoded, with how each ended
+        and the newest reward of its own."""
+        judged = select(RewardRow.value).where(RewardRow.session_id == LinkRow.session_id, RewardRow.in_force)
         query = (
-            select(LinkRow.__table__)
+            select(
+                LinkRow.__table__,
+                SessionRow.ended,
+                judged.order_by(RewardRow.reward_id.desc()).limit(1).scalar_subquery().label("reward"),
+            )
             .join(SessionRow, SessionRow.session_id == LinkRow.session_id)
             .where(LinkRow.trajectory_id == trajectory_id)
             .order_by(SessionRow.position)
@@ -163,6 +178,23 @@ class Store:
         with self.database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [{**r, "evidence": orjson.loads(r["evidence"]), "rivals": orjson.loads(r["rivals"])} for r in rows]
+
+    # lineage
+
+    def explain(self, call_id: str) -> dict[str, Any]:
+        """Why a call stands where it stands, and what else was considered. Raises `RequestError` (404)."""
+        with self.database.reading() as connection:
+            return explaining.explain(connection, call_id)
+
+    def certificate(self, trajectory_id: str | None = None) -> Certificate:
+        """What of a trajectory, or of all, can be trained; what not, and why."""
+        with self.database.reading() as connection:
+            return explaining.certificate(connection, trajectory_id)
+
+    def unlinked(self, limit: int = 100_000) -> list[Unlinked]:
+        """Sessions that are roots for want of evidence, newest first, for review."""
+        with self.database.reading() as connection:
+            return explaining.unlinked(connection, limit=limit)
 
     def waiting(self, like: str | None = None, oldest_version: int = 0, limit: int = 1_000_000) -> Waiting:
         """Scored trajectories that no job has trained, sampled by `oldest_version` or newer: whole groups."""

@@ -5,7 +5,6 @@ call's cost does not grow with its history: messages that are there are not sent
 hand.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ from sqlalchemy import Connection, Text, bindparam, case, func, literal_column, 
 from sqlalchemy.sql import ClauseElement
 
 from mosaic.capture import CapturedCall, Choice
-from mosaic.lineage.canonical import collapse, text_of
-from mosaic.lineage.model import Link, Placement
+from mosaic.lineage.model import Ending, Link, Placement
 from mosaic.records import IdArray, Message, TrajectoryState
 from mosaic.store.codec import common_prefix, digest, dump, pack
 from mosaic.store.models import (
@@ -36,15 +34,23 @@ from mosaic.store.models import (
 )
 from mosaic.store.reading import tokens_after
 from mosaic.store.recent import Recent
+from mosaic.store.rows import (
+    change_ends,
+    change_link,
+    close_rolled_over,
+    indexed,
+    link_values,
+    plain,
+    session_row,
+    task_row,
+    trajectory_row,
+    why_values,
+)
 from mosaic.store.statements import Statement
 from mosaic.store.versions import Timeline
 
 LARGE = 400
 """Bytes of JSON from which a request parameter is stored apart from its call."""
-MAX_INDEXED = 300
-"""Longest indexed text from outside, in characters; PostgreSQL's indexes take no more than 2,700 bytes."""
-MAX_TASK_KEY = 200
-"""Longest task key in characters; a longer one is replaced by its digest."""
 RECENT_MESSAGES = 100_000
 """Messages whose presence is remembered."""
 RECENT_TOKEN_BYTES = 24 * 2**20
@@ -70,16 +76,6 @@ def add_counts(connection: Connection, counts: Mapping[tuple[str, str], int]) ->
     )
 
 
-def plain(text: str) -> str:
-    """Text that any database takes: lone surrogates and NUL, which some refuse, as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-def indexed(text: str) -> str:
-    """Plain text that is short enough for any database's index."""
-    return plain(text[:MAX_INDEXED])[:MAX_INDEXED]
-
-
 @dataclass(slots=True)
 class _Batch:
     """The rows of one transaction, by table."""
@@ -90,6 +86,9 @@ class _Batch:
     links: list[dict[str, Any]] = field(default_factory=list)
     relinked: dict[str, Link] = field(default_factory=dict)
     confirmed: list[str] = field(default_factory=list)
+    ended: dict[str, tuple[Ending | None, float]] = field(default_factory=dict)
+    rolled_over: dict[str, float] = field(default_factory=dict)
+    """Trajectory -> when its client's agent began another."""
     messages: dict[str, dict[str, Any]] = field(default_factory=dict)
     params: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -148,22 +147,23 @@ class Writer:
     def _place(self, call: CapturedCall, placement: Placement, positions: dict[str, int], timeline: Timeline) -> None:
         """The trajectory, session and links that the call's placement needs or changes."""
         batch, trajectory_id = self._batch, placement.trajectory_id
-        row = batch.trajectories.setdefault(trajectory_id, _trajectory_row(call, trajectory_id, timeline.newest))
+        row = batch.trajectories.setdefault(trajectory_id, trajectory_row(call, trajectory_id, timeline.newest))
         row["updated_at"] = max(row["updated_at"], call.ended_at)
         if placement.opened is not None:
             position = positions.get(trajectory_id, 0)
             positions[trajectory_id] = position + 1
-            if position == 0:
-                task = _task_row(call)
-                batch.tasks[task["task_key"]] = task
-                row["task_key"] = task["task_key"]
-            elif placement.opened.kind.value == "root":
+            if position > 0 and placement.opened.kind.value == "root":
                 batch.counts["unlinked_sessions", placement.opened.rung.value] += 1
-            batch.sessions.append(_session_row(call, placement.opened, trajectory_id, position))
-            batch.links.append({"trajectory_id": trajectory_id, **_link_values(placement.opened)})
+            batch.sessions.append(session_row(call, placement.opened, trajectory_id, position))
+            batch.links.append({"trajectory_id": trajectory_id, **link_values(placement.opened)})
+        if placement.names_task:
+            task = task_row(call)
+            batch.tasks[task["task_key"]] = task
+            row["task_key"] = row["task_key"] or task["task_key"]
         batch.relinked.update({link.session_id: link for link in placement.relinked})
-        if placement.confirmed_summary is not None:
-            batch.confirmed.append(placement.confirmed_summary)
+        batch.confirmed += placement.confirmed
+        batch.ended.update({session_id: (ending, call.ended_at) for session_id, ending in placement.ended.items()})
+        batch.rolled_over.update(dict.fromkeys(placement.rolled_over, call.started_at))
 
     def _call(self, connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
         batch = self._batch
@@ -261,68 +261,13 @@ def _flush(connection: Connection, batch: _Batch) -> None:
     _INSERT_CALL.many(connection, batch.calls)
     _INSERT_TOKENS.many(connection, batch.tokens)
     for link in batch.relinked.values():
-        _update_link(connection, link)
+        change_link(connection, link)
     if batch.confirmed:
         served = update(CallRow).where(CallRow.call_id.in_(batch.confirmed))
         connection.execute(served.values(auxiliary=None))
+    change_ends(connection, batch.ended)
+    close_rolled_over(connection, batch.rolled_over)
     add_counts(connection, batch.counts)
-
-
-def _trajectory_row(call: CapturedCall, trajectory_id: str, policy_version: int) -> dict[str, Any]:
-    return {
-        "policy_version": policy_version,
-        "trajectory_id": trajectory_id,
-        "task_key": None,
-        "state": TrajectoryState.OPEN.value,
-        "state_at": call.started_at,
-        "attribution": call.attribution,
-        "created_at": call.started_at,
-        "updated_at": call.ended_at,
-    }
-
-
-def _task_row(call: CapturedCall) -> dict[str, Any]:
-    """The task of a trajectory's root: the operator's key, or a digest of the first user text."""
-    text = next((text_of(m.get("content")) for m in call.messages if m.get("role") == "user"), "")
-    key = None if call.task_key is None else plain(call.task_key)
-    if key is None or len(key) > MAX_TASK_KEY:
-        named = collapse(text) if key is None else key
-        key = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return {"task_key": key, "text": plain(text), "created_at": call.started_at}
-
-
-def _session_row(call: CapturedCall, link: Link, trajectory_id: str, position: int) -> dict[str, Any]:
-    return {
-        "session_id": link.session_id,
-        "trajectory_id": trajectory_id,
-        "kind": link.kind.value,
-        "parent_session_id": link.parent_session_id,
-        "opened_by_call_id": link.parent_call_id,
-        "position": position,
-        "created_at": call.started_at,
-    }
-
-
-def _link_values(link: Link) -> dict[str, Any]:
-    return {
-        "session_id": link.session_id,
-        "kind": link.kind.value,
-        "parent_session_id": link.parent_session_id,
-        "parent_call_id": link.parent_call_id,
-        "rung": link.rung.value,
-        "score": link.score,
-        "evidence": dump(link.evidence).decode(),
-        "rivals": dump(link.rivals).decode(),
-    }
-
-
-_CHANGE_LINK = update(LinkRow).where(LinkRow.session_id == bindparam("which"))
-_CHANGE_OPENER = update(SessionRow).where(SessionRow.session_id == bindparam("which"))
-
-
-def _update_link(connection: Connection, link: Link) -> None:
-    connection.execute(_CHANGE_LINK.values(**_link_values(link)), {"which": link.session_id})
-    connection.execute(_CHANGE_OPENER.values(opened_by_call_id=link.parent_call_id), {"which": link.session_id})
 
 
 def _call_values(call: CapturedCall, placement: Placement) -> dict[str, Any]:
@@ -332,6 +277,7 @@ def _call_values(call: CapturedCall, placement: Placement) -> dict[str, Any]:
         "session_id": placement.session_id,
         "parent_call_id": placement.parent_call_id,
         "auxiliary": placement.auxiliary,
+        **why_values(placement.why),
         "wire": call.wire,
         "attribution": call.attribution,
         "client": indexed(call.client),

@@ -1,13 +1,15 @@
 """Splicing, as a property: whatever was said, a history that the template retokenises keeps the sampled ids."""
 
+import json
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from adapters.exact.memory import BYTES_A_STEP, Memory
-from adapters.exact.splicing import Step, align, boundary, ids_of
+from adapters.exact.memory import BYTES_A_STEP, Found, Memory, key_of, keys_of
+from adapters.exact.splicing import Alignment, Step, align, boundary, ids_of
 from mosaic.records import IdArray
 from tests.engine.scripted import END
 from tests.engine.tokens import rendered_ids, text_of
@@ -77,6 +79,49 @@ def test_dropped_reasoning_ends_what_agrees_where_it_is_not_kept(turns: list[tup
         assert (found.steps, found.reason) == (first, "reasoning_dropped")
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('a{}[]"\\é, ', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab{", max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text("ab{", max_size=3), JSON, max_size=3)
+FORMS: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}]
+
+
+def called(*texts: str) -> str:
+    return "Look [ here. " + "".join(f"<call>{text}</call>" for text in texts)
+
+
+def aligned(reply: str, rendered: str, *, keep: bool = True) -> Alignment:
+    step = Step(None, array([]), array([]), "", "<|assistant|>", f"{reply}<|end|>")
+    return align(f"<|assistant|>{rendered}<|end|>\n<|user|>", [step], keep=keep)
+
+
+@given(st.lists(ARGUMENTS, min_size=1, max_size=3), st.sampled_from(FORMS), st.sampled_from(FORMS), st.booleans())
+def test_arguments_of_the_same_value_agree_however_they_are_written(
+    calls: list[Any], form: dict[str, Any], other: dict[str, Any], sort: bool
+) -> None:
+    reply = called(*(json.dumps(call, **form) for call in calls))
+    rendered = called(*(json.dumps(call, **other, sort_keys=sort) for call in calls))
+    found = aligned(reply, rendered)
+    assert (found.steps, found.reason) == (1, None)
+    assert found.at == len(f"<|assistant|>{rendered}<|end|>")
+
+
+@given(ARGUMENTS, ARGUMENTS, st.sampled_from(FORMS), st.sampled_from(FORMS))
+def test_arguments_of_another_value_do_not_agree(
+    one: Any, two: Any, form: dict[str, Any], other: dict[str, Any]
+) -> None:
+    assume(json.dumps(one, sort_keys=True) != json.dumps(two, sort_keys=True))
+    found = aligned(called(json.dumps(one, **form)), called(json.dumps(two, **other)))
+    assert (found.steps, found.reason) == (0, "text_differs")
+
+
+@pytest.mark.parametrize("nasty", ["[" * 100_000, '{"a":' * 30_000, "{ [ " * 30_000])
+def test_brackets_without_end_cost_no_time(nasty: str) -> None:
+    assert aligned(f"{nasty}x", f"{nasty}y").reason == "text_differs"
+
+
 def test_a_boundary_inside_a_token_is_none() -> None:
     assert boundary([(0, 2), (2, 5)], 3) is None
     assert boundary([(0, 2), (2, 5)], 2) == 1
@@ -90,35 +135,43 @@ def message(role: str, content: str) -> dict[str, Any]:
 ASKED = [message("user", "Well?")]
 
 
+def find(memory: Memory, scope: str, messages: list[dict[str, Any]]) -> Found:
+    return memory.find(keys_of(scope, messages))
+
+
+def keep(memory: Memory, scope: str, messages: list[dict[str, Any]], reply: str, step: Step) -> None:
+    memory.keep(key_of(scope, messages, message("assistant", reply)), step)
+
+
 def step_of(*ids: int, parent: Step | None = None) -> Step:
     return Step(parent, array([1, 2]), array(list(ids)), "")
 
 
 def test_a_reply_is_found_in_its_own_trajectory_alone() -> None:
     memory, step = Memory(10**6), step_of(3)
-    memory.keep("t:a", ASKED, message("assistant", "Yes."), step)
+    keep(memory, "t:a", ASKED, "Yes.", step)
     later = [*ASKED, {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}, message("user", "And?")]
-    assert memory.find("t:a", later).step is step
-    assert memory.find("t:a", later).reason is None
-    assert memory.find("t:b", later).reason == "not_remembered"
-    assert memory.find("t:a", ASKED).reason is None
+    assert find(memory, "t:a", later).step is step
+    assert find(memory, "t:a", later).reason is None
+    assert find(memory, "t:b", later).reason == "not_remembered"
+    assert find(memory, "t:a", ASKED).reason is None
 
 
 def test_replies_that_said_the_same_with_other_ids_cannot_be_told_apart() -> None:
     memory = Memory(10**6)
     later = [*ASKED, message("assistant", "Yes."), message("user", "And?")]
-    memory.keep("t:a", ASKED, message("assistant", "Yes."), step_of(3))
-    memory.keep("t:a", ASKED, message("assistant", "Yes."), step_of(3))
-    assert memory.find("t:a", later).step is not None
-    memory.keep("t:a", ASKED, message("assistant", "Yes."), step_of(4, 5))
-    assert memory.find("t:a", later).reason == "ambiguous"
+    keep(memory, "t:a", ASKED, "Yes.", step_of(3))
+    keep(memory, "t:a", ASKED, "Yes.", step_of(3))
+    assert find(memory, "t:a", later).step is not None
+    keep(memory, "t:a", ASKED, "Yes.", step_of(4, 5))
+    assert find(memory, "t:a", later).reason == "ambiguous"
 
 
 def test_an_earlier_reply_is_found_when_a_later_one_was_edited() -> None:
     memory, first = Memory(10**6), step_of(3)
-    memory.keep("t:a", ASKED, message("assistant", "Yes."), first)
+    keep(memory, "t:a", ASKED, "Yes.", first)
     later = [*ASKED, message("assistant", "Yes."), message("user", "And?"), message("assistant", "edited")]
-    found = memory.find("t:a", later)
+    found = find(memory, "t:a", later)
     assert (found.step, found.reason) == (first, "not_remembered")
 
 
@@ -126,8 +179,8 @@ def test_the_oldest_go_first_and_a_reply_before_what_it_continues() -> None:
     memory = Memory(3 * (BYTES_A_STEP + 100))
     history = [*ASKED, message("assistant", "one")]
     parent = step_of(3)
-    memory.keep("t:a", ASKED, message("assistant", "one"), parent)
-    memory.keep("t:a", [*history, *ASKED], message("assistant", "two"), step_of(4, parent=parent))
+    keep(memory, "t:a", ASKED, "one", parent)
+    keep(memory, "t:a", [*history, *ASKED], "two", step_of(4, parent=parent))
     for number in range(2):
-        memory.keep("t:b", [message("user", str(number))], message("assistant", "other"), step_of(5))
-    assert memory.find("t:a", [*history, *ASKED, message("assistant", "two")]).step is parent
+        keep(memory, "t:b", [message("user", str(number))], "other", step_of(5))
+    assert find(memory, "t:a", [*history, *ASKED, message("assistant", "two")]).step is parent

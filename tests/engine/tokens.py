@@ -8,6 +8,7 @@ vLLM 0.32 (entrypoints/scale_out); replies are those of the script, which sees t
 import json
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -19,6 +20,8 @@ from tests.engine.scripted import END, OVERFLOW, Fault, ScriptedEngine, Turn
 PAIR = 1000
 """Ids from here on stand for two bytes."""
 _SPECIAL = "<|end|>"
+NewId = Callable[[int, str], str]
+"""(place in its message, tool) -> id of a tool call."""
 _CALL = re.compile(r"<call>(\w+)\|(.*?)</call>", re.DOTALL)
 _THOUGHT = re.compile(r"\A(?:<think>)?(.*?)</think>\n?", re.DOTALL)
 
@@ -75,10 +78,16 @@ class TokenEngine(ScriptedEngine):
     """The template leaves reasoning out of history."""
     opens_reasoning: bool = False
     """The generation prompt ends with `<think>`."""
-    reserialises: bool = False
-    """The template writes arguments otherwise than they were sampled."""
+    writes: Callable[[str], str] = str
+    """How the template writes arguments."""
     lacks: set[str] = field(default_factory=set)
     """Endpoints that are not there, for example `render`."""
+    garbles: set[str] = field(default_factory=set)
+    """Endpoints that answer an empty object."""
+    hangs: set[str] = field(default_factory=set)
+    """Endpoints that never answer."""
+    counts_ids: bool = False
+    """Tool calls of every reply are numbered from 0 (Kimi's parser); else their ids are random."""
     cannot_parse: bool = False
     offsets: bool = True
     paths: list[str] = field(default_factory=list)
@@ -106,20 +115,27 @@ class TokenEngine(ScriptedEngine):
         content = message.get("content") or ""
         content = content if isinstance(content, str) else json.dumps(content)
         thought = "" if self.drops_reasoning else message.get("reasoning") or message.get("reasoning_content") or ""
-        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or ()]
-        if self.reserialises:
-            calls = [(name, json.dumps(json.loads(arguments), indent=1)) for name, arguments in calls]
+        calls = [
+            (c["function"]["name"], self.writes(c["function"]["arguments"])) for c in message.get("tool_calls") or ()
+        ]
         return said(Turn(content, tuple(calls), reasoning=thought), opened=False)
 
-    def _asked(self, request: web.Request) -> str:
+    def _id(self, at: int, name: str) -> str:
+        return f"functions.{name}:{at}" if self.counts_ids else uuid.uuid4().hex
+
+    async def _asked(self, request: web.Request) -> str:
         name = request.path.rpartition("/")[2]
         self.paths.append(name)
+        if name in self.hangs:
+            await self._hang()
+        if name in self.garbles:
+            raise web.HTTPOk(text="{}", content_type="application/json")
         if name in self.lacks:
             raise web.HTTPNotFound(text='{"detail":"Not Found"}', content_type="application/json")
         return name
 
     async def _render(self, request: web.Request) -> web.Response:
-        self._asked(request)
+        await self._asked(request)
         body = await request.json()
         if self.script(body).fault is Fault.OVERFLOW:
             return web.json_response({"error": OVERFLOW}, status=400)
@@ -132,11 +148,11 @@ class TokenEngine(ScriptedEngine):
         return web.json_response({**asked, "model": body.get("model"), "token_offsets": told, "stream": False})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        self._asked(request)
+        await self._asked(request)
         return web.json_response({"prompt": text_of((await request.json())["tokens"])})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        self._asked(request)
+        await self._asked(request)
         asked = await request.json()
         body = self._bodies[asked["request_id"]]
         self.requests.append(body)
@@ -191,18 +207,22 @@ class TokenEngine(ScriptedEngine):
         return response
 
     async def _derender(self, request: web.Request) -> web.Response:
-        self._asked(request)
+        await self._asked(request)
         asked = await request.json()
         if self.cannot_parse or asked["prompt_token_ids"] is None or asked["chat_request"] is None:
             return web.json_response({"error": {"message": "it cannot be parsed"}}, status=400)
         if not asked.get("stream"):
-            choices = [_whole_choice(choice) for choice in asked["generate_response"]["choices"]]
+            choices = [_whole_choice(choice, self._id) for choice in asked["generate_response"]["choices"]]
             whole = {"object": "chat.completion", "created": 1, "model": asked["model"] or "policy"}
             return web.json_response({"id": "x", **whole, "choices": choices, "prompt_logprobs": None})
         (choice,) = asked["generate_chunk"]["choices"]
         state = asked["stream_state"] or {"output_token_ids": [], "ids": [], "role_sent": False}
         before, after = state["output_token_ids"], state["output_token_ids"] + choice["token_ids"]
-        delta = _delta(text_of(before), text_of(after), state)
+        # As vLLM's parsers do it: what ends reasoning is in the prompt already, so nothing of this is reasoning.
+        ended = self.drops_reasoning and "</think>" in text_of(asked["prompt_token_ids"])
+        delta = _delta(text_of(before), text_of(after), state, self._id)
+        if ended:
+            delta = {**delta, "reasoning": None, "content": text_of(choice["token_ids"]), "tool_calls": []}
         finish = choice["finish_reason"]
         if finish is not None and state["ids"]:
             finish = "tool_calls"
@@ -213,7 +233,7 @@ class TokenEngine(ScriptedEngine):
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         """Chat completions over the same template and the same samples; a stream comes in one chunk."""
-        self._asked(request)
+        await self._asked(request)
         body = await request.json()
         self.requests.append(body)
         turn = self.script(body)
@@ -221,9 +241,12 @@ class TokenEngine(ScriptedEngine):
             return web.json_response({"error": OVERFLOW}, status=400)
         prompt, _ = rendered_ids(self.template(body["messages"]))
         generated = self._choices(turn, prompt, body.get("n") or 1)
-        choices = [{**_whole_choice(c), "token_ids": c["token_ids"], "logprobs": _texts(c)} for c in generated]
+        choices = [
+            {**_whole_choice(c, self._id), "token_ids": c["token_ids"], "logprobs": _texts(c)} for c in generated
+        ]
         for choice in choices:
-            choice["finish_reason"] = "tool_calls" if choice["message"]["tool_calls"] else "stop"
+            called = choice["message"]["tool_calls"] and not isinstance(body.get("tool_choice"), dict)
+            choice["finish_reason"] = "tool_calls" if called else "stop"
         answer: dict[str, Any] = {"id": "chatcmpl-x", "model": "policy", "prompt_token_ids": prompt, "choices": choices}
         answer["usage"] = _usage(prompt, generated)
         if not body.get("stream"):
@@ -261,13 +284,13 @@ def _chunks(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return chunks
 
 
-def _whole_choice(choice: dict[str, Any]) -> dict[str, Any]:
+def _whole_choice(choice: dict[str, Any], new_id: NewId) -> dict[str, Any]:
     found = parsed(text_of(choice["token_ids"]))
     message = {
         "role": "assistant",
         "reasoning": found["reasoning"] or None,
-        "content": found["content"] or None,
-        "tool_calls": [_call(uuid.uuid4().hex, *call) for call in found["calls"]],
+        "content": found["content"] or (None if found["calls"] else ""),
+        "tool_calls": [_call(new_id(at, call[0]), *call) for at, call in enumerate(found["calls"])],
     }
     made = {"index": choice["index"], "message": message, "finish_reason": choice["finish_reason"]}
     return {**made, "logprobs": _texts(choice), "stop_reason": None, "token_ids": None}
@@ -283,12 +306,12 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _delta(before: str, after: str, state: dict[str, Any]) -> dict[str, Any]:
+def _delta(before: str, after: str, state: dict[str, Any], new_id: NewId) -> dict[str, Any]:
     """What a part adds, with vLLM's nulls."""
     old, new = parsed(before), parsed(after)
     calls = []
     for at in range(len(old["calls"]), len(new["calls"])):
-        state["ids"].append(uuid.uuid4().hex)
+        state["ids"].append(new_id(at, new["calls"][at][0]))
         calls.append({"index": at, **_call(state["ids"][at], *new["calls"][at])})
     return {
         "role": None if state["role_sent"] else "assistant",

@@ -12,7 +12,7 @@ from typing import Any
 from mosaic.records import Call, Session, Trajectory
 from mosaic.store.checking import check
 from tests.conftest import Proxy
-from tests.engine import Turn
+from tests.engine import Fault, Turn
 from tests.engine.scripted import Script
 
 TASK = "Where are the keys, and how many are there?"
@@ -22,6 +22,12 @@ JOBS = {"keys": "Count all the keys in the house.", "coins": "Count all the coin
 """What the lead hands to its two subagents: the thing -> the subagent's prompt."""
 LEAD_TASK = "Tell me about the keys and the coins."
 LEAD_ANSWER = "There are 7 keys. There are 7 coins."
+
+PLACES = ("table", "drawer", "shelf", "cellar", "attic", "shed", "barn")
+TOUR = "Look at each place in turn and tell me where keys are."
+TOUR_ANSWER = "Keys are everywhere."
+ROOM = 3
+"""Looks that fit into the porter's context."""
 
 SPAWNERS = ("ask_expert", "task", "expert")
 """Names of the tools by which a lead starts a subagent."""
@@ -48,6 +54,15 @@ def count(things: str) -> str:
     return f"7 {things}"
 
 
+def survey(place: str) -> str:
+    """Look at a place closely.
+
+    Args:
+        place: Where to look.
+    """
+    return f"the {place} holds keys. {'Dust lies on everything else there. ' * 40}"
+
+
 @dataclass(frozen=True, slots=True)
 class Errand:
     """One run of a framework."""
@@ -68,6 +83,8 @@ class Errand:
     """True gives the agent an expert as its subagent, who alone has the tools."""
     handoff: bool = False
     """True gives it an expert to hand the conversation to instead."""
+    compacts: bool = False
+    """True makes it compact its context in the way that the framework has for it."""
     max_tokens: int = 500
     """Longest reply, in tokens."""
 
@@ -158,6 +175,38 @@ def lead(body: dict[str, Any]) -> Turn:
         return _answer(body, LEAD_ANSWER)
     at_once = left[:1] if spawner == "expert" else left
     return Turn("I ask.", calls=tuple(_spawn(spawner, job) for job in at_once))
+
+
+@as_vllm_reads
+def porter(body: dict[str, Any]) -> Turn:
+    """Looks at all places, one after the other; what it writes without tools is a summary of what it has seen."""
+    seen = json.dumps(body["messages"])
+    done = [place for place in PLACES if f"the {place} holds keys" in seen]
+    if not body.get("tools"):
+        return Turn("What was found out so far: " + ", ".join(f"the {place} holds keys" for place in done) + ".")
+    if len(done) == len(PLACES):
+        return _answer(body, TOUR_ANSWER)
+    place = PLACES[len(done)]
+    return Turn(f"I look at the {place}.", calls=(_call("survey", place=place),))
+
+
+def cramped_porter(body: dict[str, Any]) -> Turn:
+    """The same in an engine whose context is full after a few looks."""
+    looks = sum(message["role"] == "tool" for message in body["messages"])
+    return Turn(fault=Fault.OVERFLOW) if body.get("tools") and looks > ROOM else porter(body)
+
+
+@as_vllm_reads
+def shell(body: dict[str, Any]) -> Turn:
+    """Looks at two places at once in a shell, counts, and hands the answer in as mini-swe-agent asks for it."""
+    seen = json.dumps(body["messages"])
+    if "7 keys" in seen:
+        submit = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo There are 7 $(echo keys)."
+        return Turn("I am done.", calls=(_call("bash", command=submit),))
+    if "holds keys" in seen:
+        return Turn("I count.", calls=(_call("bash", command="echo 7 keys"),))
+    looks = [_call("bash", command=f"echo the {place} holds keys") for place in ("table", "drawer")]
+    return Turn("I look.", calls=tuple(looks))
 
 
 def _spawn(name: str, job: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.frameworks.errands import Errand
+from tests.frameworks.errands import ROOM, Errand
 
 Run = Callable[[Errand], Awaitable[str]]
 """Runs one errand and returns the framework's final answer."""
@@ -67,10 +67,11 @@ async def pydantic_ai(errand: Errand) -> str:
     handler = stream if errand.stream else None
     settings = {"max_tokens": errand.max_tokens}
 
-    def agent(system: str, tools: list[Any]) -> Any:
-        return kit.Agent(model, instructions=system, tools=tools, model_settings=settings, retries=0)
+    def agent(system: str, tools: list[Any], **more: Any) -> Any:
+        return kit.Agent(model, instructions=system, tools=tools, model_settings=settings, retries=0, **more)
 
-    whole = agent(errand.system, list(errand.tools))
+    shortening = [_pydantic_summaries(agent("Summarize this conversation.", []))] if errand.compacts else []
+    whole = agent(errand.system, list(errand.tools), capabilities=shortening)
     if errand.expert:
         expert = agent("You are the expert.", list(errand.tools))
 
@@ -83,6 +84,19 @@ async def pydantic_ai(errand: Errand) -> str:
         return str((await whole.run(errand.task, event_stream_handler=handler)).output)
     finally:
         await close()
+
+
+def _pydantic_summaries(summarizer: Any) -> Any:
+    """Old messages are summarized by an agent of its own, as the documentation has it; the newest round is kept."""
+    capabilities: Any = pytest.importorskip("pydantic_ai.capabilities")
+
+    async def summarize_old_messages(messages: list[Any]) -> list[Any]:
+        if len(messages) <= 2 * ROOM:
+            return messages
+        summary = await summarizer.run(message_history=messages[:-2])
+        return [*summary.new_messages(), *messages[-2:]]
+
+    return capabilities.ProcessHistory(summarize_old_messages)
 
 
 def _pydantic_model(errand: Errand) -> tuple[Any, Callable[[], Awaitable[None]]]:
@@ -103,11 +117,13 @@ async def strands(errand: Errand) -> str:
     kit: Any = pytest.importorskip("strands", reason="strands-agents is not installed")
     model = _strands_model(errand)
 
-    def agent(system: str, tools: list[Any]) -> Any:
-        return kit.Agent(model=model, system_prompt=system, tools=tools, callback_handler=None)
+    def agent(system: str, tools: list[Any], **more: Any) -> Any:
+        return kit.Agent(model=model, system_prompt=system, tools=tools, callback_handler=None, **more)
 
     tools = [kit.tool(tool) for tool in errand.tools]
-    whole = agent(errand.system, tools)
+    managers: Any = pytest.importorskip("strands.agent.conversation_manager")
+    summarizing = managers.SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=2)
+    whole = agent(errand.system, tools, **({"conversation_manager": summarizing} if errand.compacts else {}))
     if errand.expert:
 
         async def ask_expert(input: str) -> str:
@@ -116,6 +132,8 @@ async def strands(errand: Errand) -> str:
 
         whole = agent(errand.system, [kit.tool(ask_expert)])
     try:
+        if errand.compacts:  # it waits for its summary inside the event loop, which is the proxy's too
+            return str(await asyncio.to_thread(whole, errand.task)).strip()
         return str(await whole.invoke_async(errand.task)).strip()
     finally:
         if errand.wire == "messages":  # the others open a client for each call
@@ -138,6 +156,20 @@ def _strands_model(errand: Errand) -> Any:
     models = pytest.importorskip("strands.models.openai")
     params = {"max_tokens": errand.max_tokens}
     return models.OpenAIModel(client_args=client, model_id=MODEL, params=params, stream=errand.stream)
+
+
+async def mini_swe_agent(errand: Errand) -> str:
+    """mini-swe-agent with its model class that speaks HTTP itself (the default one needs LiteLLM); a real shell."""
+    agents: Any = pytest.importorskip("minisweagent.agents.default", reason="mini-swe-agent is not installed")
+    models: Any = pytest.importorskip("minisweagent.models")
+    environments: Any = pytest.importorskip("minisweagent.environments.local")
+    model = models.get_model_class(MODEL, "openrouter")(
+        model_name=MODEL, model_kwargs={"max_tokens": errand.max_tokens}, cost_tracking="ignore_errors"
+    )
+    model._api_url = f"{errand.openai_url}/chat/completions"  # it has no setting for it
+    templates = {"system_template": errand.system, "instance_template": "{{task}}"}
+    agent = agents.DefaultAgent(model, environments.LocalEnvironment(), **templates)
+    return str((await asyncio.to_thread(agent.run, errand.task))["submission"]).strip()
 
 
 async def smolagents(errand: Errand) -> str:
@@ -176,13 +208,18 @@ async def deepagents(errand: Errand) -> str:
 async def langchain(errand: Errand) -> str:
     """LangChain's own agent."""
     kit: Any = pytest.importorskip("langchain.agents", reason="langchain is not installed")
-    return await _langchain_answer(kit.create_agent, errand)
+    return await _langchain_answer(kit.create_agent, errand, summarizes=errand.compacts)
 
 
-async def _langchain_answer(create: Callable[..., Any], errand: Errand) -> str:
+async def _langchain_answer(create: Callable[..., Any], errand: Errand, *, summarizes: bool = False) -> str:
     core: Any = pytest.importorskip("langchain_core.tools", reason="langchain-core is not installed")
     model, close = _langchain_model(errand)
-    agent = create(model=model, tools=[core.tool(tool) for tool in errand.tools], system_prompt=errand.system)
+    more: dict[str, Any] = {"tools": [core.tool(tool) for tool in errand.tools], "system_prompt": errand.system}
+    if summarizes:
+        middleware: Any = pytest.importorskip("langchain.agents.middleware")
+        shortening = middleware.SummarizationMiddleware(model, trigger=("messages", 2 * ROOM), keep=("messages", 2))
+        more["middleware"] = [shortening]
+    agent = create(model=model, **more)
     asked = {"messages": [{"role": "user", "content": errand.task}]}
     last: dict[str, Any] = {}
     try:

@@ -37,7 +37,6 @@ async def test_two_subagents_at_once_are_sessions_of_their_own_under_the_call_th
             check_continuous(session)
 
 
-@pytest.mark.xfail(strict=True, reason="lineage does not look for emitted call ids in text, where smolagents puts them")
 async def test_a_managed_agent_of_smolagents_is_a_session_of_its_own(start_proxy: ProxyFactory) -> None:
     async with start_proxy(lead) as proxy:
         errand = Errand(f"{proxy.url}/t/run-1", "chat", False, (count,), LEAD_TASK, "You are the lead.", expert=True)

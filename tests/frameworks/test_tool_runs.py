@@ -71,7 +71,6 @@ async def test_smolagents_with_a_url_for_the_attempt_is_one_trajectory(start_pro
         assert [bool(request.get("stream")) for request in proxy.engine.requests] == [stream] * 3
 
 
-@pytest.mark.xfail(strict=True, reason="lineage does not look for emitted call ids in text, where smolagents puts them")
 @pytest.mark.parametrize("url", ["{}", "{}/t/run-1"])
 async def test_smolagents_is_one_session(start_proxy: ProxyFactory, url: str) -> None:
     async with start_proxy(finder) as proxy:

@@ -5,7 +5,7 @@ whatever the policy answers. The engine samples greedily by default, so that a r
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from tests.conftest import serving
 from tests.frameworks import runners
 from tests.frameworks.errands import Errand
 from tests.frameworks.runners import Run
-from trainer.engine import Engine, EngineSettings
+from tests.live.conftest import TOOLS, StartEngine
+from trainer.engine import Engine
 
 pytestmark = pytest.mark.engine
 
@@ -35,21 +36,8 @@ CHAIN = next(q for q in questions("train") if q.kind == "fork").chains[0].text
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    settings = EngineSettings(
-        POLICY,
-        tmp_path_factory.mktemp("engine") / "engine.log",
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=8,
-        kv_cache_gib=1,
-        threads=1,
-        extra_args=(
-            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-            *("--override-generation-config", '{"temperature": 0}'),
-        ),
-    )
-    with Engine(settings) as running:
-        yield running
+def engine(start_engine: StartEngine) -> Engine:
+    return start_engine(POLICY, MAX_MODEL_LEN, *TOOLS, "--override-generation-config", '{"temperature": 0}')
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from mosaic.records import Call
 from mosaic.settings import Settings
 from mosaic.store import Store
 from tests.conftest import serving
-from trainer.engine import Engine, EngineSettings
+from tests.live.conftest import StartEngine
+from trainer.engine import Engine
 from trainer.engine_control import EngineControl
 from trainer.probe import checkpoint_logprobs
 from trainer.publish import Publication, publish
@@ -52,10 +52,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    log = tmp_path_factory.mktemp("engine") / "engine.log"
-    with Engine(EngineSettings(checkpoints[0], log, max_model_len=512, max_num_seqs=8, kv_cache_gib=1)) as running:
-        yield running
+def engine(start_engine: StartEngine, checkpoints: tuple[Path, Path]) -> Engine:
+    return start_engine(checkpoints[0], 512)
 
 
 async def ask(url: str, **more: Any) -> tuple[bytes, str]:

@@ -33,6 +33,8 @@ BODIES: dict[str, Json] = {
 }
 PATHS = list(BODIES)
 ASKED = {"logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}, "messages": HI}
+LEAVING_S = 0.2
+"""Seconds within which an engine hears that a client has left."""
 TEXT = "Grüße, 世界 👩‍🔬 — a longer text"
 
 

@@ -39,7 +39,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     store = Store(given_settings.database)
     store.record([captured(trace) for trace in conversation(2)])
     store.close()
-    with TestClient(create_app(given_settings), raise_server_exceptions=False) as running:
+    with TestClient(create_app(given_settings), "http://127.0.0.1", raise_server_exceptions=False) as running:
         yield running
 
 

@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,105 +11,23 @@ import openai
 import pytest
 from sqlalchemy import text
 
-from mosaic.records import Call
-from mosaic.store.checking import check
-from tests.conftest import Proxy, ProxyFactory, until
+from tests.conftest import ProxyFactory, until
 from tests.engine import Fault, Turn
-from tests.engine.tokens import TokenEngine, logprob
-
-LOOK = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
-TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": LOOK}}
-KEPT = ("role", "content", "tool_calls", "reasoning")
-"""Of a reply, what a client sends back."""
-QUESTION: dict[str, Any] = {"role": "user", "content": "Where are the keys?"}
-
-
-def searcher(body: dict[str, Any]) -> Turn:
-    """Looks three times, the first time at two places at once, then answers."""
-    looked = sum(m["role"] == "tool" for m in body["messages"])
-    if looked < 2:
-        return Turn("I look — twice.", calls=(("look", '{"place":"table"}'), ("look", '{"place":"drawer"}')))
-    if looked < 3:
-        return Turn("", calls=(("look", '{"place":"shelf"}'),), reasoning="Not there.")
-    return Turn("They are on the shelf.", reasoning="Found.")
-
-
-@asynccontextmanager
-async def exact(start_proxy: ProxyFactory, engine: TokenEngine, **settings: object) -> AsyncIterator[Proxy]:
-    async with start_proxy(engine, fidelity="exact", **settings) as proxy:
-        yield proxy
-
-
-def calls_of(proxy: Proxy, trajectory_id: str = "run-1") -> list[Call]:
-    """All calls of a trajectory, each checked against what the engine did."""
-    assert check(proxy.store.database, deep=True) == []
-    calls = [call for session in proxy.store.trajectory(trajectory_id).sessions for call in session.calls]
-    for call in calls:
-        assert call.exact
-        for sample in call.samples:
-            known = [logprob(at, int(token)) for at, token in enumerate(sample.ids_T)]
-            assert sample.logprobs_T.tolist() == known
-    return calls
-
-
-def check_one_sequence(proxy: Proxy, turns: int) -> None:
-    calls = calls_of(proxy)
-    assert len(calls) == turns
-    assert [c.prompt_ids_P.tolist() for c in calls] == prompts_of(proxy)
-    for before, after in pairwise(calls):
-        known = [*before.prompt_ids_P.tolist(), *before.samples[0].ids_T.tolist()]
-        assert after.prompt_ids_P[: len(known)].tolist() == known
-
-
-def engine_of(proxy: Proxy) -> TokenEngine:
-    assert isinstance(proxy.engine, TokenEngine)
-    return proxy.engine
-
-
-def prompts_of(proxy: Proxy) -> list[list[int]]:
-    return engine_of(proxy).prompts
-
-
-def fidelities(proxy: Proxy, trajectory_id: str = "run-1") -> list[tuple[str | None, str | None]]:
-    """(what was made of it, why it fell back) of each call, in order."""
-    query = "select fidelity, fidelity_reason from calls where trajectory_id = :id order by seq"
-    with proxy.store.engine.connect() as connection:
-        return [(row[0], row[1]) for row in connection.execute(text(query), {"id": trajectory_id})]
-
-
-@dataclass
-class Chat:
-    """A conversation by hand, over plain HTTP."""
-
-    proxy: Proxy
-    stream: bool = False
-    trajectory_id: str | None = "run-1"
-
-    async def ask(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """The answer, put together from its chunks where it is a stream."""
-        way = f"/t/{self.trajectory_id}" if self.trajectory_id else ""
-        url = f"{self.proxy.url}{way}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            asked: Any = {"model": "policy", "messages": messages, "tools": [TOOL], **more}
-            if not self.stream:
-                whole: dict[str, Any] = (await client.chat.completions.create(**asked)).model_dump(exclude_none=True)
-                return whole
-            async with client.chat.completions.stream(**asked) as events:
-                said: dict[str, Any] = (await events.get_final_completion()).model_dump(exclude_none=True)
-                return said
-
-    async def run(self, turns: int, keep: tuple[str, ...] = KEPT) -> list[Any]:
-        """So many turns; of replies the client sends back what it keeps. Returns the conversation."""
-        messages: list[Any] = [QUESTION]
-        for _ in range(turns):
-            reply = (await self.ask(messages))["choices"][0]["message"]
-            for call in reply.get("tool_calls") or ():
-                call.pop("index", None)
-                call["function"].pop("parsed_arguments", None)
-            messages.append({name: reply[name] for name in keep if name in reply})
-            for call in reply.get("tool_calls") or ():
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": "Nothing."})
-        return messages
+from tests.engine.tokens import TokenEngine
+from tests.proxy.conversations import (
+    LOOK,
+    QUESTION,
+    Chat,
+    calls_of,
+    check_one_sequence,
+    check_one_sequence_of,
+    engine_of,
+    exact,
+    fidelities,
+    prompts_of,
+    searcher,
+)
+from tests.proxy.faults import LEAVING_S
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -152,14 +67,6 @@ async def test_reasoning_that_history_lacks_stays_in_the_prompt_unless_it_is_to_
         assert fidelities(proxy, "more") == [("exact", None), *[("spliced", None)] * 3]
 
 
-def check_one_sequence_of(proxy: Proxy, trajectory_id: str, turns: int) -> None:
-    calls = calls_of(proxy, trajectory_id)
-    assert len(calls) == turns
-    for before, after in pairwise(calls):
-        known = [*before.prompt_ids_P.tolist(), *before.samples[0].ids_T.tolist()]
-        assert after.prompt_ids_P[: len(known)].tolist() == known
-
-
 async def test_dropped_reasoning_starts_a_new_sequence_where_it_is_asked_for(start_proxy: ProxyFactory) -> None:
     engine = TokenEngine(searcher, drops_reasoning=True)
     async with exact(start_proxy, engine, exact_reasoning="drop") as proxy:
@@ -172,12 +79,33 @@ async def test_dropped_reasoning_starts_a_new_sequence_where_it_is_asked_for(sta
 
 
 async def test_texts_that_differ_are_left_as_the_template_has_them(start_proxy: ProxyFactory) -> None:
-    async with exact(start_proxy, TokenEngine(searcher, reserialises=True)) as proxy:
+    async with exact(start_proxy, TokenEngine(searcher, writes=str.upper)) as proxy:
         await Chat(proxy).run(2)
         assert fidelities(proxy) == [("exact", None), ("fell_back", "text_differs")]
         second = calls_of(proxy)[1]
         assert second.prompt_ids_P.tolist() == prompts_of(proxy)[1]
         assert proxy.store.counters()["exact_mode_fallbacks"] == {"text_differs": 1}
+        async with aiohttp.ClientSession() as client, client.get(f"{proxy.url}/api/trajectories") as response:
+            assert (await response.json())[0]["fidelity"] == {"exact": 1, "fell_back: text_differs": 1}
+
+
+def rewritten(arguments: str) -> str:
+    return json.dumps({"more": None, **json.loads(arguments)}, indent=1) if "more" in arguments else arguments
+
+
+@pytest.mark.parametrize("drops", [False, True])
+async def test_arguments_that_the_template_writes_otherwise_are_the_sampled_ones(
+    start_proxy: ProxyFactory, drops: bool
+) -> None:
+    def at_places(_body: dict[str, Any]) -> Turn:
+        arguments = '{"place":"caf\u00e9 {","more":null,"in":{"b":[1,2.0],"a":"x"}}'
+        return Turn("I look [", calls=(("look", arguments), ("look", arguments)), reasoning="Where?")
+
+    engine = TokenEngine(at_places, drops_reasoning=drops, writes=rewritten)
+    async with exact(start_proxy, engine) as proxy:
+        await Chat(proxy).run(3)
+        check_one_sequence(proxy, 3)
+        assert fidelities(proxy) == [("exact", None), ("spliced", None), ("spliced", None)]
 
 
 @pytest.mark.parametrize("lacking", ["render", "detokenize"])
@@ -189,11 +117,53 @@ async def test_an_engine_without_the_endpoints_is_asked_in_chat(start_proxy: Pro
         assert engine_of(proxy).paths[-1] == "completions"
 
 
-async def test_stop_strings_go_to_chat_completions(start_proxy: ProxyFactory) -> None:
-    async with exact(start_proxy, TokenEngine(searcher)) as proxy:
-        await Chat(proxy).ask([QUESTION], stop=["Observation:"])
-        assert fidelities(proxy) == [("fell_back", "stop_strings")]
+UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
+    ("stop_strings", {"stop": ["Observation:"]}),
+    ("special_tokens", {"ignore_eos": True}),
+    ("special_tokens", {"include_stop_str_in_output": True}),
+    ("no_generation_prompt", {"add_generation_prompt": False}),
+    ("continuous_usage", {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    ("logprobs", {"logprobs": True, "top_logprobs": 2}),
+    ("logprobs", {"logprobs": True, "stream": True}),
+]
+
+
+@pytest.mark.parametrize(("reason", "fields"), UNSUPPORTED)
+async def test_what_these_endpoints_cannot_do_goes_to_chat_completions(
+    start_proxy: ProxyFactory, reason: str, fields: dict[str, Any]
+) -> None:
+    async with exact(start_proxy, TokenEngine(searcher)) as proxy, aiohttp.ClientSession() as client:
+        body = {"model": "policy", "messages": [QUESTION], **fields}
+        async with client.post(f"{proxy.url}/t/run-1/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+            await response.read()
+        assert fidelities(proxy) == [("fell_back", reason)]
         assert engine_of(proxy).paths == ["completions"]
+
+
+LOOKS = Turn("", calls=(("look", "{}"),))
+
+
+@pytest.mark.parametrize(
+    ("turn", "fields"),
+    [
+        (Turn(""), {}),
+        (Turn("Here.", reasoning="Where?"), {}),
+        (LOOKS, {}),
+        (LOOKS, {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+    ],
+)
+async def test_an_answer_is_the_one_of_chat_completions(
+    start_proxy: ProxyFactory, turn: Turn, fields: dict[str, Any]
+) -> None:
+    said = []
+    for mode in ("exact", "capture"):
+        async with start_proxy(TokenEngine(lambda _: turn), fidelity=mode) as proxy:
+            reply = await Chat(proxy).ask([QUESTION], **fields)
+            for call in reply["choices"][0]["message"].get("tool_calls") or ():
+                del call["id"]
+            said.append({key: value for key, value in reply.items() if key not in ("id", "created")})
+    assert said[0] == said[1]
 
 
 async def test_a_conversation_that_was_not_seen_is_told_apart(start_proxy: ProxyFactory) -> None:
@@ -201,6 +171,20 @@ async def test_a_conversation_that_was_not_seen_is_told_apart(start_proxy: Proxy
         history = [QUESTION, {"role": "assistant", "content": "Somewhere."}, QUESTION]
         await Chat(proxy).ask(history)
         assert fidelities(proxy) == [("fell_back", "not_remembered")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_call_ids_that_repeat_are_the_engines_own_when_it_is_told_of_them(
+    start_proxy: ProxyFactory, stream: bool
+) -> None:
+    async with exact(start_proxy, TokenEngine(searcher, counts_ids=True)) as proxy:
+        messages = await Chat(proxy, stream).run(3)
+        ids = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+        assert len(set(ids)) == 3
+        check_one_sequence(proxy, 3)
+        assert fidelities(proxy) == [("exact", None), ("spliced", None), ("spliced", None)]
+        told = [call["id"] for m in proxy.engine.requests[-1]["messages"] for call in m.get("tool_calls") or ()]
+        assert told == ["functions.look:0", "functions.look:1", "functions.look:0"]
 
 
 async def test_several_choices_are_each_remembered(start_proxy: ProxyFactory) -> None:
@@ -212,17 +196,28 @@ async def test_several_choices_are_each_remembered(start_proxy: ProxyFactory) ->
         assert fidelities(proxy) == [("exact", None), ("spliced", None), ("spliced", None)]
 
 
-@pytest.mark.parametrize("fault", [Fault.HANG, Fault.HANG_MID_STREAM])
-async def test_a_client_that_leaves_stops_the_generation(start_proxy: ProxyFactory, fault: Fault) -> None:
-    async with exact(start_proxy, TokenEngine(lambda _: Turn("A long answer.", fault=fault))) as proxy:
-        asked = asyncio.ensure_future(Chat(proxy, stream=True).ask([QUESTION]))
-        await asyncio.wait_for(proxy.engine.reached.wait(), 20)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("point", ["render", "detokenize", "generate", "derender", "mid-stream"])
+async def test_a_client_that_leaves_stops_what_the_engine_does_for_it(
+    start_proxy: ProxyFactory, point: str, stream: bool
+) -> None:
+    engine = TokenEngine(lambda _: Turn("A long answer."))
+    async with exact(start_proxy, engine) as proxy:
+        chat = Chat(proxy, stream)
+        said = (await chat.ask([QUESTION]))["choices"][0]["message"]["content"]
+        if point == "mid-stream":
+            engine.script = lambda _: Turn("A long answer.", fault=Fault.HANG_MID_STREAM if stream else Fault.HANG)
+        else:
+            engine.hangs = {point}
+        asked = asyncio.ensure_future(chat.ask([QUESTION, {"role": "assistant", "content": said}, QUESTION]))
+        await asyncio.wait_for(engine.reached.wait(), 20)
         asked.cancel()
-        await asyncio.wait_for(proxy.engine.dropped.wait(), 1)
+        await asyncio.wait_for(engine.dropped.wait(), LEAVING_S)
         await asyncio.gather(asked, return_exceptions=True)
-        await until(proxy.store.trajectories)
+        await until(lambda: len(fidelities(proxy)) == 2)
         with proxy.store.engine.connect() as connection:
-            assert connection.execute(text("select status from calls")).scalar_one() == "aborted"
+            query = "select status from calls order by seq desc limit 1"
+            assert connection.execute(text(query)).scalar_one() == "aborted"
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_MID_STREAM, Fault.NO_DONE, Fault.GARBAGE, Fault.IN_BAND_ERROR])
@@ -340,6 +335,21 @@ async def test_what_cannot_be_parsed_is_a_failed_call_and_not_sampled_again(star
             with pytest.raises(openai.APIError, match="parse"):
                 await Chat(proxy, stream).ask([QUESTION])
         assert len(prompts_of(proxy)) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["render", "detokenize", "generate", "derender"])
+async def test_an_engine_that_answers_otherwise_has_failed_the_call(
+    start_proxy: ProxyFactory, endpoint: str, stream: bool
+) -> None:
+    engine = TokenEngine(searcher)
+    async with exact(start_proxy, engine) as proxy:
+        messages = await Chat(proxy).run(1)
+        engine.garbles = {endpoint}
+        with pytest.raises(openai.APIError, match="otherwise than vLLM"):
+            await Chat(proxy, stream).ask(messages)
+        with proxy.store.engine.connect() as connection:
+            assert connection.execute(text("select status from calls order by seq")).scalars().all() == ["ok", "failed"]
 
 
 async def test_an_overflow_is_told_as_in_capture_mode(start_proxy: ProxyFactory) -> None:

@@ -1,8 +1,8 @@
 """A call is durable once the journal has it: the database follows, and nothing that has ended is lost on the way."""
 
-import asyncio
 import os
 import sqlite3
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from mosaic.capture import CallStatus, Fidelity
 from mosaic.store import Store
-from proxy.journal import Journal, left_behind
+from proxy.journal import Journal
+from proxy.reading import JournalFile, waiting_calls
 from proxy.trace import Trace
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
-from tests.proxy.traces import conversation
+from tests.proxy.traces import conversation, leave
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -29,12 +30,6 @@ async def ask(proxy: Proxy, trajectory: str) -> str:
         return await response.text()
 
 
-async def health(proxy: Proxy) -> dict[str, object]:
-    async with aiohttp.ClientSession() as client, client.get(f"{proxy.url}/api/health") as response:
-        recorder: dict[str, object] = (await response.json())["recorder"]
-        return recorder
-
-
 async def test_an_answer_ends_while_the_database_is_locked_and_is_stored_afterwards(start_proxy: ProxyFactory) -> None:
     async with start_proxy(lambda _: Turn("Hi"), commit_first=False, store_wait_s=60) as proxy:
         lock = sqlite3.connect(proxy.settings.database.removeprefix("sqlite:///"), isolation_level=None)
@@ -43,8 +38,7 @@ async def test_an_answer_ends_while_the_database_is_locked_and_is_stored_afterwa
             url = f"{proxy.url}/t/run-1/v1/chat/completions"
             async with client.post(url, json=BODY) as response:  # with `commit_first` this would take a minute
                 assert "Hi" in await response.text()
-        (left,) = proxy.settings.spool.glob("inflight-*")
-        assert b'"status":"ok"' in left.read_bytes()
+        assert waiting_calls(proxy.settings.spool) == 1
         lock.execute("ROLLBACK")
         lock.close()
         await until(lambda: [t.calls for t in proxy.store.trajectories()] == [1])
@@ -60,38 +54,25 @@ async def test_the_control_api_knows_of_every_call_that_has_ended(start_proxy: P
         assert len(proxy.store.trajectories()) == 5
 
 
-async def test_without_a_journal_an_answer_waits_for_the_database(start_proxy: ProxyFactory, tmp_path: Path) -> None:
+async def test_a_folder_that_is_taken_away_costs_no_call(start_proxy: ProxyFactory, tmp_path: Path) -> None:
     async with start_proxy(lambda _: Turn("Hi"), commit_first=False) as proxy:
+        await ask(proxy, "before")
+        await until(proxy.store.trajectories)
         (tmp_path / "spool").rename(tmp_path / "away")
         (tmp_path / "spool").write_text("not a folder")
-        await ask(proxy, "run-1")
-        assert [t.trajectory_id for t in proxy.store.trajectories()] == ["run-1"]
+        await ask(proxy, "after")
+        await until(lambda: {t.trajectory_id for t in proxy.store.trajectories()} == {"before", "after"})
 
 
 async def test_what_had_ended_when_the_proxy_died_is_stored_as_it_ended(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
-    calls = conversation(4)
-    await leave(tmp_path / "spool", calls, ended=3)
+    leave(tmp_path / "spool", conversation(4), ended=3)
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(lambda: proxy.store.trajectories() and proxy.store.trajectories()[0].calls == 4)
         assert statuses(proxy.store) == ["ok", "ok", "ok", "interrupted"]
-        assert (await health(proxy))["interrupted"] == 1
-        await until(lambda: len(list((tmp_path / "spool").glob("inflight-*"))) <= 1)
-
-
-async def leave(folder: Path, calls: list[Trace], ended: int) -> None:
-    """The journal of a process that died when so many of these calls had ended, none of them stored."""
-    journal = Journal(folder)
-    entries = [journal.begin(call.origin, call.body) for call in calls]
-    for call, entry in zip(calls, entries, strict=True):
-        if call.event_stream:
-            for when, piece in call.pieces:
-                journal.piece(entry, piece, when)
-    for call, entry in list(zip(calls, entries, strict=True))[:ended]:
-        assert await journal.ended(entry, call)
-    for segment in journal._segments:
-        os.close(segment.descriptor)
+        assert proxy.store.counters()["interrupted_calls"] == {"killed": 1}
+        await until(lambda: not list((tmp_path / "spool").glob("calls-*")))
 
 
 def statuses(store: Store) -> list[str]:
@@ -99,52 +80,105 @@ def statuses(store: Store) -> list[str]:
         return list(connection.exec_driver_sql("select status from calls order by started_at").scalars())
 
 
-async def test_a_call_comes_back_from_the_journal_as_it_was(tmp_path: Path) -> None:
+def test_a_call_comes_back_from_the_journal_as_it_was(tmp_path: Path) -> None:
     first, *others = conversation(5)
     calls = [replace(first, fidelity=Fidelity("fell_back", "text_differs", ((0, ((3, 0, 2),)),))), *others]
-    await leave(tmp_path, calls, ended=5)
-    (left,) = left_behind(tmp_path)
-    assert list(left.calls) == sorted(calls, key=lambda call: call.ended_at)
-    os.close(left.file[1])
+    file = JournalFile(leave(tmp_path, calls))
+    file.look_for_owner()
+    assert list(file.ended(0.0)) == calls
+    assert file.interrupted() == []
+    file.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(cut=st.integers(0, 20_000))
-async def test_a_journal_cut_anywhere_gives_whole_calls_only(
-    tmp_path_factory: pytest.TempPathFactory, cut: int
-) -> None:
-    folder = tmp_path_factory.mktemp("journal")
+def test_a_journal_cut_anywhere_gives_whole_calls_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     calls = conversation(5)
-    await leave(folder, calls, ended=5)
-    (path,) = folder.glob("inflight-*")
+    path = leave(tmp_path_factory.mktemp("journal"), calls)
     os.truncate(path, max(0, path.stat().st_size - cut))
-    (left,) = left_behind(folder)
+    file = JournalFile(path)
+    file.look_for_owner()
     by_id = {call.origin.call_id: call for call in calls}
-    for call in left.calls:
-        whole = by_id[call.origin.call_id]
-        assert call == whole or call.status is CallStatus.INTERRUPTED
-        assert call.body == whole.body
-    os.close(left.file[1])
+    ended = list(file.ended(0.0))
+    assert ended == calls[: len(ended)]
+    for call in file.interrupted():
+        assert call.status is CallStatus.INTERRUPTED
+        assert call.body == by_id[call.origin.call_id].body
+    file.close()
 
 
-async def test_a_call_that_neither_writer_nor_spool_takes_stays_in_the_journal(
-    start_proxy: ProxyFactory, tmp_path: Path
+@given(byte=st.integers(0), bit=st.integers(0, 7))
+def test_a_damaged_journal_never_gives_a_call_that_was_not(
+    tmp_path_factory: pytest.TempPathFactory, byte: int, bit: int
 ) -> None:
-    folder, away = tmp_path / "spool", tmp_path / "away"
-    async with start_proxy(lambda _: Turn("Hi"), commit_first=False) as proxy:
-        await ask(proxy, "before")
-        await until(proxy.store.trajectories)
-        folder.rename(away)
-        folder.write_text("not a folder")
-        lock = sqlite3.connect(proxy.settings.database.removeprefix("sqlite:///"), isolation_level=None)
-        lock.execute("BEGIN EXCLUSIVE")
-        await ask(proxy, "left")
-        async with asyncio.timeout(30):
-            while not (said := await health(proxy))["left_in_journal"]:
-                pass
-        assert (said["left_in_journal"], said["lost"]) == (1, 0)
-        lock.execute("ROLLBACK")
-        lock.close()
-    folder.unlink()
-    away.rename(folder)
-    async with start_proxy(lambda _: Turn("Hi")) as proxy:
-        await until(lambda: {t.trajectory_id for t in proxy.store.trajectories()} == {"before", "left"})
+    calls = conversation(5)
+    path = leave(tmp_path_factory.mktemp("journal"), calls)
+    data = bytearray(path.read_bytes())
+    data[byte % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    file = JournalFile(path)
+    file.look_for_owner()
+    ended = [replace(call, ended_at=0.0) for call in file.ended(0.0)]
+    seen = [replace(call, ended_at=0.0) for call in calls]
+    assert all(without_times(call) in map(without_times, seen) for call in ended)
+    assert len(ended) == 5 or file.interrupted() or file.unreadable
+    file.close()
+
+
+def without_times(call: Trace) -> tuple[object, ...]:
+    """What the checksums cover; a time is in a frame's head."""
+    return call.origin, call.body, [piece for _, piece in call.pieces], call.status, call.error
+
+
+def test_a_reader_gives_each_call_once_however_the_file_grows(tmp_path: Path) -> None:
+    calls = conversation(6)
+    journal = Journal(tmp_path)
+    entries = [journal.begin(call.origin, call.body) for call in calls]
+    (path,) = tmp_path.glob("calls-*")
+    file, found = JournalFile(path), list[Trace]()
+    for call, entry in zip(calls, entries, strict=True):
+        for when, piece in call.pieces:
+            journal.piece(entry, piece, when)
+            found += file.ended(time.monotonic())
+        at = time.monotonic()
+        journal.end(entry, call, at)
+        found += file.ended(at - 1e-6)  # it has ended later than we look for
+        assert len(found) < len(calls)
+        found += file.ended(at)
+    assert found == calls
+    file.look_for_owner()
+    while_it_writes = file.owner_gone
+    journal.close()
+    file.look_for_owner()
+    assert (while_it_writes, file.owner_gone) == (False, True)
+    file.close()
+
+
+def test_calls_that_a_full_disk_cut_stand_whole_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever piece of whatever call the disk does not take."""
+    calls = conversation(4)
+    for failing in range(1, 14):
+        folder = tmp_path / str(failing)
+        journal, left = Journal(folder), [failing]
+
+        def write(descriptor: int, data: bytes, left: list[int] = left) -> int:
+            left[0] -= 1
+            return os.pwrite(descriptor, data[: len(data) // 2 if left[0] == 0 else None], 2**40)
+
+        monkeypatch.setattr(os, "write", write)
+        entries = [journal.begin(call.origin, call.body) for call in calls]
+        for call, entry in zip(calls, entries, strict=True):
+            for when, piece in call.pieces:
+                journal.piece(entry, piece, when)
+            if journal.end(entry, call, 1.0) is None:
+                assert journal.hold(entry, call)
+        journal.close()
+        monkeypatch.undo()
+        assert journal.held == 0
+        files = [JournalFile(path) for path in sorted(folder.glob("calls-*"))]
+        for file in files:
+            file.look_for_owner()
+        ended = [call for file in files for call in file.ended(0.0)]
+        assert sorted(ended, key=lambda call: call.origin.call_id) == calls
+        for file in files:
+            file.remove()

@@ -18,6 +18,7 @@ TRICKS = [
     "/api/../api/trajectories", "/v1/../api/trajectories", "/t/x/../../api/trajectories", "/api%2ftrajectories",
     "/%61pi/trajectories", "/API/trajectories", "/api/trajectories?key=control", "/api/trajectories%00",
     "/api/trajectories;a", "/api/trajectories%20", "/api/health/..;/health", "/metrics/", "/metrics/.", "//metrics",
+    "/ui/static/../trajectories", "/ui/static/%2e%2e/trajectories",
     "/openapi.json", "/docs", "/redoc", "/docs/oauth2-redirect", "/v1/%2e%2e/metrics", "/v1/..%2fmetrics",
     "http://127.0.0.1/api/trajectories", "http://localhost/metrics",
 ]  # fmt: skip

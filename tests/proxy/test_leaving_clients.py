@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import ProxyFactory
 from tests.engine import Turn
 from tests.engine.raw import End, Step, event_stream, head
-from tests.proxy.faults import BODIES, PATHS, TEXT, before, post, replying, row, wire_stream
+from tests.proxy.faults import BODIES, LEAVING_S, PATHS, TEXT, before, post, replying, row, wire_stream
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -27,7 +27,7 @@ async def test_a_client_that_leaves_at_any_point_is_heard_of_by_the_engine_and_r
         await engine.reached.wait()
         await asyncio.sleep(0.02)
         asking.cancel()
-        await asyncio.wait_for(engine.left.wait(), 0.2)
+        await asyncio.wait_for(engine.left.wait(), LEAVING_S)
         found = await row(proxy)
         assert (found["status"], found["inexact_reason"]) == ("aborted", "call_aborted")
         assert "client left" in found["error"]
@@ -44,4 +44,4 @@ async def test_a_client_that_leaves_an_untranslated_request_is_heard_of_too(
         asking = asyncio.ensure_future(post(proxy, path, BODIES["messages"]))
         await engine.reached.wait()
         asking.cancel()
-        await asyncio.wait_for(engine.left.wait(), 0.5)
+        await asyncio.wait_for(engine.left.wait(), LEAVING_S)

@@ -14,7 +14,7 @@ import pytest
 
 from mosaic.settings import OtherModel
 from mosaic.store import Store
-from proxy.spool import waiting_calls
+from proxy.reading import waiting_calls
 from tests.conftest import ProxyFactory, until
 from tests.engine import Fault, ScriptedEngine, Turn
 from tests.engine.raw import End, RawEngine, event_stream, whole
@@ -40,7 +40,7 @@ async def test_a_stream_that_ends_while_the_proxy_is_being_stopped_is_whole_and_
             assert text_in(path, await response.read()) == TEXT
         assert await asyncio.to_thread(process.wait, 30) == 0
     store = Store(database)
-    # In the store, or in the spool where the writer was not up yet: the next start brings it in.
+    # In the store, or in the journal where the writer was not up yet: the next start brings it in.
     assert sum(t.calls for t in store.trajectories()) + waiting_calls(tmp_path / "spool") == 1
     assert all(t.inexact_calls == 0 for t in store.trajectories())
     store.close()

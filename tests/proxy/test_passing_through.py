@@ -15,6 +15,7 @@ from adapters.wires.wire import WIRES, Context
 from tests.conftest import ProxyFactory
 from tests.engine import Turn
 from tests.engine.raw import End, event_stream, whole
+from tests.engine.tokens import TokenEngine
 from tests.proxy.faults import (
     ASKED,
     BODIES,
@@ -26,6 +27,7 @@ from tests.proxy.faults import (
     legacy_choice,
     post,
     replying,
+    row,
     rows,
     wire_stream,
     wire_whole,
@@ -104,6 +106,8 @@ BIG = 2**64 + 1
         ("chat/completions", {"return_token_ids": True, "seed": BIG}),
         ("chat/completions", {"model": "other", "seed": BIG}),
         ("completions", {"model": "other", "seed": BIG}),
+        ("responses", {"seed": BIG, "unknown": [-BIG]}),
+        ("messages", {"seed": BIG, "unknown": [-BIG]}),
     ],
 )
 async def test_values_survive_where_the_body_cannot_go_on_as_it_came(
@@ -116,6 +120,33 @@ async def test_values_survive_where_the_body_cannot_go_on_as_it_came(
             name: value for name, value in fields.items() if name != "model"
         }
         assert sent["nested"] == {"a": [1.5, "é"]}
+
+
+async def test_integers_of_any_size_survive_in_what_a_tool_was_called_with_and_in_its_schema(
+    start_proxy: ProxyFactory,
+) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": BIG}}}
+    used = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "pay", "input": {"n": BIG}}]}
+    told = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "done"}]}
+    body = {**BODIES["messages"], "messages": [*HI, used, told], "tools": [{"name": "pay", "input_schema": schema}]}
+    for mode in ("capture", "exact"):
+        engine = TokenEngine(lambda _: Turn("Hi"))
+        async with start_proxy(engine, fidelity=mode) as proxy:
+            assert (await post(proxy, "messages", body))[0] == 200
+            sent = engine.requests[0]
+            assert sent["messages"][1]["tool_calls"][0]["function"]["arguments"] == f'{{"n":{BIG}}}'
+            assert sent["tools"][0]["function"]["parameters"] == schema
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_is_nested_deeply_goes_on_and_is_recorded(start_proxy: ProxyFactory, path: str) -> None:
+    deep: Any = []
+    for _ in range(400):
+        deep = [deep]
+    async with before(start_proxy, replying(whole(wire_whole(path, Turn("Hi"))))) as (proxy, engine):
+        assert (await post(proxy, path, unknown=deep))[0] == 200
+        assert json.loads(engine.requests[0].body)["unknown"] == deep
+        assert (await row(proxy))["status"] == "ok"
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])

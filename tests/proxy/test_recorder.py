@@ -1,4 +1,4 @@
-"""When the database cannot take a call: the client is served, the call is spooled, and nothing is lost."""
+"""When the database cannot take a call: the client is served, the journal keeps the call, and nothing is lost."""
 
 import asyncio
 import os
@@ -18,12 +18,11 @@ import pytest
 
 from mosaic.store import Store
 from mosaic.store.checking import check
-from proxy.spool import Spool, waiting_calls
-from proxy.trace import Trace, encode
+from proxy.reading import waiting_calls
 from tests.conftest import ProxyFactory, until
 from tests.engine import Fault, ScriptedEngine, Turn
 from tests.postgres import Server
-from tests.proxy.traces import conversation, unwritable
+from tests.proxy.traces import conversation, leave, unwritable
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 
@@ -60,9 +59,7 @@ def locked(store: Store) -> Iterator[None]:
         connection.rollback()
 
 
-async def test_a_full_disk_is_spooled_through_and_replayed_once_there_is_room(
-    start_proxy: ProxyFactory, tmp_path: Path
-) -> None:
+async def test_a_full_disk_is_waited_out_and_nothing_is_lost(start_proxy: ProxyFactory, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         async with start_proxy(lambda _: Turn("Hi" * 2000), database=f"sqlite:///{disk}/mosaic.db") as proxy:
             names = [f"run-{n}" for n in range(40)]
@@ -77,7 +74,7 @@ async def test_a_full_disk_is_spooled_through_and_replayed_once_there_is_room(
             assert check(proxy.store.database, deep=True) == []
 
 
-async def test_a_disk_that_is_full_for_the_spool_too_costs_the_record_and_not_the_answer(
+async def test_a_disk_that_is_full_for_the_journal_too_delays_the_record_and_not_the_answer(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
@@ -85,9 +82,20 @@ async def test_a_disk_that_is_full_for_the_spool_too_costs_the_record_and_not_th
         async with start_proxy(lambda _: Turn("Hi" * 2000), **place) as proxy:
             for number in range(60):
                 assert (await ask(proxy.url, f"run-{number}")).endswith(b"data: [DONE]\n\n")
-            lost = (await health(proxy.url))["lost"]
-            assert lost > 0
-            assert len(proxy.store.trajectories(100)) + waiting_calls(proxy.settings.spool) + lost == 60
+            said = await recorder(proxy.url)
+            assert said["held"] > 0
+            assert said["lost"] == 0
+            await asyncio.to_thread(remount, disk, "size=64m")
+            await until(lambda: len(proxy.store.trajectories(100)) == 60)
+            assert all(t.inexact_calls == 0 for t in proxy.store.trajectories(100))
+            assert (await recorder(proxy.url))["held"] == 0
+            assert check(proxy.store.database, deep=True) == []
+
+
+async def recorder(url: str) -> dict[str, int]:
+    async with aiohttp.ClientSession() as client, client.get(f"{url}/api/health") as response:
+        said: dict[str, int] = (await response.json())["recorder"]
+        return said
 
 
 @contextmanager
@@ -117,7 +125,7 @@ async def health(url: str) -> dict[str, Any]:
 async def test_a_database_that_stops_and_starts_again_loses_no_call_and_no_order(
     start_proxy: ProxyFactory, postgres_server: Server
 ) -> None:
-    """An agent goes on while PostgreSQL is away: its calls are spooled, and its session is whole afterwards."""
+    """An agent goes on while PostgreSQL is away: its calls are kept, and its session is whole afterwards."""
     database = postgres_server.create("stops")
     script = Turn("Hi")
     async with start_proxy(lambda _: script, database=database, store_wait_s=0.5) as proxy:
@@ -160,38 +168,26 @@ async def test_a_reward_that_the_database_refuses_is_a_507_with_the_next_step(st
             assert "free space" in (await response.json())["error"]["message"]
 
 
-def spooled(folder: Path, calls: list[Trace]) -> Path:
-    """The file that a process which died has left behind."""
-    spool = Spool(folder)
-    for call in calls:
-        spool.append(encode(call))
-    spool.close()
-    (path,) = folder.glob("calls-*")
-    return path
-
-
-async def test_what_a_dead_process_had_spooled_is_stored_in_its_order(
+async def test_what_a_dead_process_had_not_stored_is_stored_in_its_order(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
-    spooled(tmp_path / "spool", conversation(30))
+    leave(tmp_path / "spool", conversation(30))
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(lambda: waiting_calls(proxy.settings.spool) == 0)
         (session,) = proxy.store.trajectory("run-1").sessions
         assert [len(call.messages) for call in session.calls] == list(range(1, 60, 2))
-        assert proxy.store.counters()["replayed_calls"] == {"spool": 30}
 
 
 @pytest.mark.parametrize("cut", [1, 40, 3000])
-async def test_a_spool_file_that_a_crash_cut_short_gives_what_it_holds_whole(
+async def test_a_journal_that_a_crash_cut_short_gives_what_it_holds(
     start_proxy: ProxyFactory, tmp_path: Path, cut: int
 ) -> None:
-    path = spooled(tmp_path / "spool", conversation(3))
+    path = leave(tmp_path / "spool", conversation(1))
     path.write_bytes(path.read_bytes()[:-cut])
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
-        await until(lambda: waiting_calls(proxy.settings.spool) == 0 and proxy.store.trajectories())
-        await until(lambda: "spool_calls_unreadable" in proxy.store.counters())
-        assert [t.calls for t in proxy.store.trajectories()] == [2]
-        assert proxy.store.counters()["spool_calls_unreadable"] == {"cut": 1}
+        await until(proxy.store.trajectories)
+        assert proxy.store.counters()["interrupted_calls"] == {"killed": 1}
+        await until((tmp_path / "spool" / f"damaged-{path.name}").exists)
 
 
 def start(folder: Path, upstream: str, database: str, **settings: str) -> tuple[subprocess.Popen[bytes], str]:
@@ -217,7 +213,7 @@ async def test_a_call_whose_client_left_while_the_database_was_locked_is_not_los
         address = f"{proxy.url}/t/left/v1/chat/completions"
         async with aiohttp.ClientSession() as client, client.post(address, json=BODY) as response:
             await response.content.readany()
-        await until(lambda: waiting_calls(proxy.settings.spool))
+        await until(lambda: waiting_calls(proxy.settings.spool) == 1)
         lock.execute("ROLLBACK")
         lock.close()
         await ask(proxy.url, "after")
@@ -228,7 +224,7 @@ async def test_a_call_that_can_never_be_stored_is_put_aside_and_takes_no_other_w
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
     first, second, third = conversation(3)
-    spooled(tmp_path / "spool", [unwritable(first), second, third])
+    leave(tmp_path / "spool", [unwritable(first), second, third])
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(lambda: waiting_calls(proxy.settings.spool) == 0)
         assert [t.calls for t in proxy.store.trajectories()] == [2]
@@ -250,7 +246,7 @@ async def test_what_a_killed_proxy_had_in_flight_is_recorded_as_interrupted(
         process, url = start(tmp_path, upstream, database)
         asking = [asyncio.ensure_future(ask(url, name, {**BODY, "stream": name == "s"})) for name in ("s", "w")]
         await until(lambda: len(engine.requests) == 2)
-        await until(lambda: b"data: " in next(iter((tmp_path / "spool").glob("inflight-*"))).read_bytes())
+        await until(lambda: b"data: " in next(iter((tmp_path / "spool").glob("calls-*"))).read_bytes())
         process.kill()
         process.wait()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -266,7 +262,8 @@ async def test_what_a_killed_proxy_had_in_flight_is_recorded_as_interrupted(
         ]
         assert "A longer text".startswith(rows[0][3] or "A")
         assert rows[0][3]
-        await until(lambda: len(list((tmp_path / "spool").glob("inflight-*"))) <= 1)
+        assert proxy.store.counters()["interrupted_calls"] == {"killed": 2}
+        await until(lambda: len(list((tmp_path / "spool").glob("calls-*"))) <= 1)
 
 
 async def test_a_killed_writer_is_started_again_and_loses_no_call(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """Recorded calls as the model path makes them, for tests of what comes after it."""
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mosaic.capture import CallStatus
+from proxy.journal import Journal
 from proxy.trace import Origin, Trace
 from tests.engine.scripted import Turn, answer_to
 
@@ -41,3 +45,21 @@ def conversation(turns: int, trajectory_id: str = "run-1") -> list[Trace]:
 def unwritable(call: Trace) -> Trace:
     """The call with a number that no database takes."""
     return replace(call, origin=replace(call.origin, retry_count=2**63))
+
+
+def leave(folder: Path, calls: Sequence[Trace], ended: int | None = None) -> Path:
+    """The journal of a process that died when so many of these calls had ended (all, if not said), none of them stored.
+
+    Of those that had not, only the first piece of the answer had come.
+    """
+    ended = len(calls) if ended is None else ended
+    journal = Journal(folder)
+    entries = [journal.begin(call.origin, call.body) for call in calls]
+    for at, (call, entry) in enumerate(zip(calls, entries, strict=True)):
+        for when, piece in call.pieces[: None if at < ended else 1] if call.event_stream else ():
+            journal.piece(entry, piece, when)
+    for at, (call, entry) in enumerate(zip(calls[:ended], entries, strict=False)):
+        assert journal.end(entry, call, 1.0 + at)
+    (file,) = journal._files
+    os.close(file.descriptor)
+    return file.path

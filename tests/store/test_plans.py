@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Index, event
+from sqlalchemy import Connection, Engine, Index, event
 
 from mosaic.records import TrajectoryState
-from mosaic.store import Store
+from mosaic.store import Store, browsing, call_browsing, feed, progress
 from mosaic.store.models import Base
 from mosaic.store.pruning import PruneRule, prune
 from tests.lineage.test_lineage import compaction, linear
 from tests.playbook import Recording
 
 Statement = tuple[str, Any]
-SCAN = re.compile(r"\bSCAN (?!CONSTANT ROW|\(|chain\b|needed\b|ancestors\b|ancestor_ids\b|anon_)")
+SCAN = re.compile(r"\bSCAN (?!CONSTANT ROW|\(|chain\b|looked_at\b|needed\b|ancestors\b|ancestor_ids\b|anon_)")
 """A table read from end to end, be it by an index. What a statement makes itself may be read whole."""
 
 NEWEST = "SCAN trajectories USING INDEX ix_trajectories_created_at"
@@ -88,6 +88,17 @@ DONE: dict[str, Callable[[Store], object]] = {
     "a dry run": lambda store: prune(store.database, PruneRule(older_than_s=1.0, dry_run=True)),
     "a listing": lambda store: store.trajectories(),
     "a listing by name": lambda store: store.trajectories(like="t%"),
+    "a page of trajectories": lambda store: browsed(store, lambda c: browsing.page(c, browsing.Filter(), None, 2)),
+    "a later page that is searched": lambda store: browsed(store, searched),
+    "attempts at a task": lambda store: browsed(
+        store, lambda c: browsing.page(c, browsing.Filter(task_key="x"), None, 2)
+    ),
+    "a trajectory to look at": lambda store: browsed(store, looked_at),
+    "a call to look at": lambda store: browsed(store, call_looked_at),
+    "what happened since": lambda store: browsed(
+        store, lambda c: (feed.newest(c), feed.since(c, feed.Mark(1, 0), "one"))
+    ),
+    "how training goes": lambda store: browsed(store, lambda c: (progress.recent(c, 5), progress.attempts(c, "x"))),
     "a batch to train": lambda store: store.groups(store.waiting(oldest_version=0)),
     "a batch to train by name": lambda store: store.groups(store.waiting("t%", oldest_version=1, limit=1)),
     "a trajectory": lambda store: (store.trajectory("one"), store.links("one")),
@@ -101,6 +112,43 @@ DONE: dict[str, Callable[[Store], object]] = {
     "an ending": lambda store: store.end("three", TrajectoryState.FAILED, "test"),
     "closing": lambda store: store.close_silent(1.0),
 }
+
+
+def browsed(store: Store, ask: Callable[[Connection], object]) -> None:
+    """What a page of the dashboard's asks for."""
+    with store.database.reading() as connection:
+        ask(connection)
+
+
+def searched(connection: Connection) -> object:
+    first = browsing.page(connection, browsing.Filter(), None, 1)
+    return browsing.page(connection, browsing.Filter(text="o", state="scored"), first.next, 1)
+
+
+def attempted(connection: Connection) -> object:
+    return browsing.page(connection, browsing.Filter(task_key="x"), None, 2)
+
+
+def happened(connection: Connection) -> object:
+    return feed.newest(connection), feed.since(connection, feed.Mark(1, 0), "one")
+
+
+def looked_at(connection: Connection) -> None:
+    assert browsing.trajectory_of(connection, "nothing") is None
+    browsing.overview(connection, "one")
+    browsing.sessions(connection, "one")
+    browsing.rewards(connection, "one")
+    lines = call_browsing.call_lines(connection, "one", "1", 10).items
+    call_browsing.call_lines(connection, "one", None, 10, lines[0].session_id)
+
+
+def call_looked_at(connection: Connection) -> None:
+    row = call_browsing.call_row(connection, call_browsing.call_lines(connection, "one", "2", 10).items[0].call_id)
+    call_browsing.neighbours(connection, row)
+    call_browsing.params(connection, row)
+    call_browsing.replies(connection, row["call_id"])
+    call_browsing.chain(connection, row["message_id"], 2)
+    call_browsing.choice_tokens(connection, row["call_id"], 0)
 
 
 def session_of(store: Store, trajectory_id: str) -> str:

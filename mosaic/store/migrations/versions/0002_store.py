@@ -6,7 +6,7 @@ A call of the first release had all its parameters in `params`; they stay there,
 import sqlalchemy as sa
 from alembic import op
 
-from mosaic.store.views import create_views, drop_views
+from mosaic.store.views import drop_views
 
 revision = "0002"
 down_revision = "0001"
@@ -101,8 +101,7 @@ def upgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_trajectories_state"))
         batch_op.create_index("ix_trajectories_state_policy_version", ["state", "policy_version"], unique=False)
 
-    _fill()
-    create_views(connection)
+    _fill()  # the newest migration makes the views anew: they show what later ones add
 
 
 def _fill() -> None:

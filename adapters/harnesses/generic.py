@@ -1,0 +1,43 @@
+"""Frameworks that nobody has looked at: ids under common names, and the words in which such calls are usually put."""
+
+from mosaic.lineage import Harness
+
+_NOUN = r"(?:conversation|session|chat|thread|discussion|dialog(?:ue)?|history|context|work|progress)"
+
+HARNESS = Harness(
+    name="generic",
+    session=(
+        "x-session-id",
+        "session_id",
+        "agent-session-id",
+        "goose-session-id",
+        "x-session-affinity",
+        "x-kilocode-taskid",
+        "x-roo-task-id",
+        "params:session_id",
+        "params:metadata.session_id",
+        "params:conversation",
+    ),
+    parent=("x-parent-session-id",),
+    spawns={
+        **dict.fromkeys(("task", "Task", "spawn_agent", "new_task", "subagent"), "prompt"),
+        "delegate_work_to_coworker": "task",
+    },
+    handoffs=(r"^(?:transfer|hand_?off)_to_",),
+    summary=(
+        rf"\b(?:summari[sz]e|condense|compact|recap)\b.{{0,60}}\b{_NOUN}\b",
+        r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",
+        rf"\bsummary of\b.{{0,40}}\b{_NOUN}\b",
+        r"\bcontext (?:summari[sz]ation|extraction|compaction)\b",
+        r"\bhand(?:ing)? (?:off|over) your work\b",
+    ),
+    auxiliary={
+        "title": (
+            r"\btitle generator\b",
+            rf"^\W*(?:task:\s*)?(?:please )?(?:generate|create|write|give)\b.{{0,40}}\btitle\b.{{0,40}}\b{_NOUN}\b",
+        ),
+        "commit message": (r"^\W*(?:you are .{0,80})?(?:generate|write|create)s?\b.{0,60}\bcommit messages?\b",),
+        "quota": (r"^\W*(?:quota|ping)\W*$",),
+        "warm-up": (r"^\W*warm-?up\W*$",),
+    },
+)

@@ -1,0 +1,10 @@
+"""Qwen Code and Gemini CLI: no ids; a swapped system text asks for a snapshot of the history."""
+
+from mosaic.lineage import Harness
+
+HARNESS = Harness(
+    name="qwen-code",
+    spawns={"agent": "prompt", "invoke_agent": "prompt"},
+    summary=(r"generate the <state_snapshot>", r"summarizes internal chat history"),
+    auxiliary={"memory": (r"managed[- ]memory|extract (?:\w+ ){0,3}memor(?:y|ies)",)},
+)

@@ -1,0 +1,138 @@
+"""What is noted of a call once it is placed, so that later requests find it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mosaic.lineage import canonical, phrases
+from mosaic.lineage.canonical import Item, words
+from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, reply_key
+from mosaic.lineage.model import Placement, Rung
+from mosaic.lineage.opening import argument_key, task_key
+from mosaic.lineage.request import Reply, Request, contains
+from mosaic.lineage.state import MAX_OPEN, Argument, End, Mark, Mention, OpenCall, Pool, Sent, Session, Summary, Written
+from mosaic.records import SessionKind
+
+MAX_ARGUMENT = 4000
+"""Characters of a tool argument that are remembered."""
+MIN_ARGUMENT = 8
+"""Shortest tool argument that counts."""
+QUOTE = 240
+"""Characters of a text by which a quote of it is recognised."""
+MAX_SUMMARIES = 32
+"""Summaries of one session that are remembered."""
+MAX_SUMMARY = 40_000
+"""Characters of a summary that are remembered."""
+_TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>(.*?)</\1>", re.DOTALL)
+
+
+def remember(pool: Pool, request: Request, placement: Placement) -> None:
+    """Note where a call stands and what was said in it."""
+    call, session = request.call, pool.sessions[placement.session_id]
+    sent = Sent(session.session_id, call.call_id, placement.parent_call_id, request.ok, call.retry_count)
+    pool.put(request.digest, sent)
+    session.updated_at = max(session.updated_at, call.ended_at)
+    if not request.ok:
+        return
+    if placement.auxiliary is None:
+        if session.head_call_id is None:
+            pool.pending.pop(session.session_id, None)
+            if session.link.kind is SessionKind.ROOT:
+                pool.put(task_key(request.first_user), Mark(session.session_id, call.call_id))
+        if "late" not in placement.why.evidence:
+            session.head_call_id = call.call_id
+            pool.newest[session.trajectory_id] = session.session_id
+            session.tools, session.system = request.tools, request.system_words
+        _note_gap(pool, request, session)
+        _note_quotes(pool, session, call.call_id, _new_items(request), sampled=False)
+    else:
+        session.served.add(placement.auxiliary)
+    if placement.opened is not None and placement.opened.kind is SessionKind.COMPACTION:
+        for tool_call_id in request.ids:  # what was kept of the session before is this one's from now on
+            pool.put(id_key(tool_call_id), Mark(session.session_id, call.call_id))
+    for reply in request.replies:
+        _note_reply(pool, request, session, placement, reply)
+
+
+def _note_gap(pool: Pool, request: Request, session: Session) -> None:
+    """Note the reply that a request goes on from, when nobody knows it yet and it can be told from others'."""
+    end, ids = request.newest_turn
+    if end and (ids or request.call.trajectory_id is not None) and not pool.find(end_key(end)):
+        pool.put(gap_key(end, ids), Mark(session.session_id, request.call.call_id))
+
+
+def _new_items(request: Request) -> list[Item]:
+    """What was said since the model spoke last."""
+    found: list[Item] = []
+    for item in reversed(request.items):
+        if item.sampled:
+            break
+        found.append(item)
+    return found
+
+
+def _note_reply(pool: Pool, request: Request, session: Session, placement: Placement, reply: Reply) -> None:
+    call_id, auxiliary, said = request.call.call_id, placement.auxiliary, reply.items
+    pool.put(end_key(reply.end), End(session.session_id, call_id, auxiliary))
+    calls = [i for i in said if i.role == "call"]
+    for item in calls:
+        _note_call(pool, session, call_id, item)
+    text = " ".join(i.text for i in said if i.role == "assistant")
+    if len(text) >= MIN_TEXT:
+        pool.put(reply_key(text), Mark(session.session_id, call_id))
+    if auxiliary is None and session.head_call_id == call_id:
+        last = [t for _, t in calls[-1].strings] if calls else [text]
+        session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
+        _note_quotes(pool, session, call_id, [i for i in said if i.role == "assistant"], sampled=True)
+    elif auxiliary in ("summary", "side") and text and not calls:
+        part = placement.why.rung is Rung.QUOTE and _tells_a_part(request, session, placement.why.evidence)
+        text = canonical.text_of(request.call.choices[0].message.get("content"))[:MAX_SUMMARY]
+        _note_summary(pool, session, call_id, text, after=placement.parent_call_id, part=part)
+
+
+def _note_call(pool: Pool, session: Session, call_id: str, item: Item) -> None:
+    if item.tool_call_id is None:
+        return
+    pool.put(id_key(item.tool_call_id), Mark(session.session_id, call_id))
+    opened = OpenCall(session.session_id, call_id, item.tool_call_id, item.name)
+    session.calls[item.tool_call_id] = opened
+    if len(session.calls) > MAX_OPEN:
+        del session.calls[next(iter(session.calls))]
+    for name, text in item.strings:
+        if len(text) < MIN_ARGUMENT:
+            continue
+        found = words(text[:MAX_ARGUMENT])
+        length, digest = phrases.measure(found)
+        for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=True)]:
+            values = (session.session_id, call_id, length, digest, back, True)
+            pool.put(key, Argument(*values, call=opened, name=name, text=text[:MAX_ARGUMENT]))
+
+
+def _note_quotes(pool: Pool, session: Session, call_id: str, said: list[Item], *, sampled: bool) -> None:
+    for item in said:
+        found = words(item.text[:QUOTE])
+        if len(item.text) > QUOTE:
+            found = found[:-1]  # may be cut
+        length, digest = phrases.measure(found)
+        for key, back in phrases.keys(found):
+            pool.put(key, Mention(session.session_id, call_id, length, digest, back, sampled))
+
+
+def _tells_a_part(request: Request, session: Session, evidence: Mapping[str, Any]) -> bool:
+    """Whether a summary is of less than half of the rounds of a session, and not of its task."""
+    rounds = len({call.call_id for call in session.calls.values()})
+    task = words(session.first_user[:QUOTE])
+    task = task if len(session.first_user) <= QUOTE else task[:-1]
+    return 2 * int(evidence.get("rounds", 0)) < rounds and not contains(request.told, " ".join(task))
+
+
+def _note_summary(pool: Pool, session: Session, call_id: str, text: str, *, after: str | None, part: bool) -> None:
+    texts = [text, *(inner for _, inner in _TAGGED.findall(text))]
+    cores = [found for found in map(words, texts) if len(found) >= phrases.SHORT]
+    session.summaries.append(Summary(call_id, tuple(" ".join(found) for found in cores), after, part))
+    if len(session.summaries) > MAX_SUMMARIES:
+        del session.summaries[0]
+    for found in cores:
+        length, digest = phrases.measure(found)
+        for key, back in phrases.keys(found):
+            pool.put(key, Written(session.session_id, call_id, length, digest, back, True))

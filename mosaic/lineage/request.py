@@ -1,0 +1,146 @@
+"""A call with everything that placing it needs, computed once and only when it is asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+
+from mosaic.capture import CallStatus, CapturedCall
+from mosaic.lineage import canonical
+from mosaic.lineage.canonical import Item
+from mosaic.lineage.harness import Claims, Harnesses
+
+SYSTEM_WORDS = 48
+"""Words of a system text by which agents are told apart."""
+SAME_SYSTEM = 0.6
+"""Share of these words in common from which two system texts are one that changed."""
+SAME_TOOLS = 0.5
+"""Share of tools in common from which two tool lists are one that changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One choice of the answer."""
+
+    items: list[Item]
+    end: int
+    """Hash of the request with it."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of its tool calls, sorted."""
+        return tuple(sorted(i.tool_call_id for i in self.items if i.tool_call_id))
+
+
+class Request:
+    """One call as lineage reads it."""
+
+    def __init__(self, call: CapturedCall, harnesses: Harnesses) -> None:
+        self.call = call
+        self.harnesses = harnesses
+        self.items: list[Item] = canonical.items(call.messages)
+        self.chain = canonical.chain(self.items)
+        self.tools = call.tool_names
+        self.claims: Claims = harnesses.claims(call.headers, call.params)
+        self.system_text = canonical.system_text(call.messages)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was answered."""
+        return self.call.status is CallStatus.OK
+
+    @property
+    def digest(self) -> int:
+        """Equal for requests that say and offer the same, with the same tool-call ids."""
+        ids = tuple(sorted(i.tool_call_id or "" for i in self.items if i.role in ("call", "result")))
+        return hash(("sent", self.chain[-1] if self.chain else 0, self.system_text, self.tools, ids))
+
+    @cached_property
+    def replies(self) -> list[Reply]:
+        """What was answered, choice by choice; an empty one is left out."""
+        said = [canonical.items([choice.message]) for choice in self.call.choices if self.ok]
+        return [Reply(s, canonical.chain(canonical.joined([*self.items, *s]))[-1]) for s in said if s]
+
+    @property
+    def newest_turn(self) -> tuple[int, tuple[str, ...]]:
+        """Hash of all up to the newest thing that a model said, and the ids of its newest tool calls, sorted."""
+        last = max((k for k, item in enumerate(self.items) if item.sampled), default=-1)
+        turn = takewhile(lambda item: item.role == "call", reversed(self.items[: last + 1]))
+        return self.chain[last] if last >= 0 else 0, tuple(sorted(i.tool_call_id for i in turn if i.tool_call_id))
+
+    @property
+    def first_user(self) -> str:
+        """The first thing that the user said."""
+        return next((i.text for i in self.items if i.role == "user"), "")
+
+    @property
+    def first_item(self) -> int:
+        """Hash of the first thing that was said."""
+        return self.chain[0] if self.chain else 0
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The tool-call ids in its history, oldest first."""
+        return [i.tool_call_id for i in self.items if i.tool_call_id and i.role == "call"]
+
+    @property
+    def fresh(self) -> bool:
+        """True when its history holds nothing that a model said."""
+        return not any(i.sampled for i in self.items)
+
+    def asked(self, after: int = -1) -> str:
+        """What the user said after item `after`, outside of tool results."""
+        return " ".join(i.text for i in self.items[after + 1 :] if i.role == "user")
+
+    @cached_property
+    def newest_asked(self) -> str:
+        """The newest user text, when it is the last thing that was said."""
+        return self.items[-1].text if self.items and self.items[-1].role == "user" else ""
+
+    @cached_property
+    def told(self) -> list[str]:
+        """The words of all that the user said and of texts that the assistant is made to have said.
+
+        Without tools also those of the system text: a transcript may stand there.
+        """
+        said = [i.text for i in self.items if i.role in ("user", "assistant")]
+        return canonical.words(" ".join([self.system_text, *said] if self.fresh and not self.tools else said))
+
+    @cached_property
+    def blocks(self) -> list[str]:
+        """The texts of what the user said, block by block."""
+        return list(canonical.blocks(self.call.messages))
+
+    @property
+    def system_words(self) -> frozenset[str]:
+        """The words that its system text opens with."""
+        return frozenset(canonical.words(self.system_text[:600])[:SYSTEM_WORDS])
+
+    @property
+    def answered_in_text(self) -> bool:
+        """Whether the reply has text and no tool calls."""
+        return any(c.message.get("content") for c in self.call.choices) and not any(
+            c.message.get("tool_calls") for c in self.call.choices
+        )
+
+    def same_system(self, system: frozenset[str]) -> bool:
+        """Whether its system text is an agent's, or one like it."""
+        return _share(self.system_words, system) >= SAME_SYSTEM
+
+    def other_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
+        """Whether it offers other tools under another system text than an agent's."""
+        return bool(self.tools) and _share(self.tools, tools) < SAME_TOOLS and not self.same_system(system)
+
+    def same_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
+        """Whether it offers the same tools under the same system text."""
+        return _share(self.tools, tools) >= SAME_TOOLS and self.same_system(system)
+
+
+def _share(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / len(one | other) if one or other else 1.0
+
+
+def contains(words: Sequence[str], text: str) -> bool:
+    """Whether the words of `text` stand in `words` as they are."""
+    wanted = " ".join(canonical.words(text))
+    return bool(wanted) and f" {wanted} " in f" {' '.join(words)} "

@@ -1,0 +1,159 @@
+"""The commands that show what lineage decided: `mosaic show`, `explain`, `unlinked` and `certificate`."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from mosaic.records import Session, Trajectory, TrajectoryState
+from mosaic.settings import load
+from mosaic.store import Store
+from mosaic.store.explaining import Certificate
+from mosaic.terminal import DATABASE, JSON, print_json, print_table
+
+
+def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
+    """Show a trajectory's tree of sessions: kind, calls, tokens, score, reward, and what of it can be trained."""
+    store = _store(database)
+    found, links = store.trajectory(trajectory), store.links(trajectory)
+    made, counted = store.fidelity(trajectory), store.certificate(trajectory)
+    if as_json:
+        calls = {s.session_id: [c.call_id for c in s.calls] for s in found.sessions}
+        print_json(
+            {
+                "trajectory_id": trajectory,
+                "task_key": found.task_key,
+                "reward": found.reward,
+                "state": found.state,
+                "sessions": [{**link, "calls": calls.get(link["session_id"], [])} for link in links],
+                "fidelity": made,
+                "certificate": asdict(counted),
+            }
+        )
+        return
+    Console().print(_tree(found, links))
+    if made:
+        typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
+    typer.echo(_certified(counted))
+
+
+def explain(call: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
+    """Say why a call stands where it stands, and what else was considered."""
+    found = _store(database).explain(call)
+    if as_json:
+        print_json(found)
+        return
+    for line in _explained(found):
+        typer.echo(line)
+
+
+def unlinked(
+    limit: int = typer.Option(50, min=1, max=100_000, help="How many, newest first."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
+    """List the sessions that are roots for want of evidence, for review."""
+    found = _store(database).unlinked(limit)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    rows = [(u.call_id, u.trajectory_id, u.undecided or "nothing", len(u.candidates), u.text[:60]) for u in found]
+    print_table("call trajectory undecided_by candidates begins", rows)
+
+
+def certificate(
+    trajectory: str | None = typer.Argument(None, help="One trajectory; all of them when left out."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
+    """Count which calls are exact, spliced, inexact or auxiliary, and where sessions fork, by cause."""
+    store = _store(database)
+    if trajectory is not None:
+        store.trajectory(trajectory)
+    found = store.certificate(trajectory)
+    if as_json:
+        print_json(asdict(found))
+        return
+    typer.echo(_certified(found))
+
+
+def _tree(trajectory: Trajectory, links: list[dict[str, Any]]) -> Tree:
+    """The trajectory with each session under its parent."""
+    reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
+    top = Tree(f"{escape(trajectory.trajectory_id)}  {trajectory.state.value}, {reward}")
+    nodes: dict[str | None, Tree] = {}
+    for session, link in zip(trajectory.sessions, links, strict=True):
+        told = escape(_session(session, link, over=trajectory.state is not TrajectoryState.OPEN) + _why(link))
+        nodes[session.session_id] = nodes.get(session.parent_session_id, top).add(told)
+    return top
+
+
+def _session(session: Session, link: Mapping[str, Any], *, over: bool) -> str:
+    sampled = sum(len(sample.ids_T) for call in session.calls for sample in call.samples)
+    counts = {
+        "auxiliary": sum(call.auxiliary is not None for call in session.calls),
+        "inexact": sum(not call.exact for call in session.calls),
+    }
+    versions = sorted({call.policy_version for call in session.calls})
+    end = link["ended"] or ("silent" if over else "open")
+    reward = "" if link["reward"] is None else f", reward {link['reward']:g}"
+    return (
+        f"{session.kind.value}  {len(session.calls)} calls, {sampled} sampled tokens"
+        + "".join(f", {number} {name}" for name, number in counts.items() if number)
+        + f", version {' '.join(map(str, versions))}, {end}{reward}"
+    )
+
+
+def _why(link: Mapping[str, Any]) -> str:
+    """Why a session stands where it stands; nothing for the one root that needs no reason."""
+    if link["kind"] == "root":
+        return "" if link["score"] == 1 else "  (nothing links it to another session)"
+    return f"  ({link['rung']}, score {link['score']:.2f}: {orjson.dumps(link['evidence']).decode()})"
+
+
+def _explained(found: Mapping[str, Any]) -> list[str]:
+    session, opens = found["session"], found["opens_session"]
+    place = f"opens {found['session_id']}" if opens else f"stands in {found['session_id']}"
+    lines = [f"{found['call_id']}: {place} of {found['trajectory_id']}"]
+    lines += [f"  says     {found['says']}", f"  answers  {found['answers']}"]
+    if found["extends"] is not None:
+        lines.append(f"  extends  {found['extends']['call']}: {found['extends']['answers']}")
+    if found["auxiliary"] is not None:
+        lines.append(f"  serves the framework ({found['auxiliary']}): not trained")
+    if found["rung"] is None:
+        lines.append("  recorded by an older release: `mosaic relink` finds out why it stands here")
+    else:
+        lines.append(f"  why      {found['rung']}, score {found['score']:.2f} {_json(found['evidence'])}")
+    if found["attribution"] != "lineage":
+        lines.append(f"  its trajectory was named by the {found['attribution']}")
+    parent = f" under {session['parent']}" if session["parent"] else ""
+    told = f"{session['rung']}, score {session['score']:.2f} {_json(session['evidence'])}"
+    lines.append(f"  session  {session['kind']}{parent}: {told}")
+    considered = [*found["considered"], *(r for r in session["considered"] if opens and not found["considered"])]
+    lines += [f"  also considered: {_json(other)}" for other in considered] or ["  nothing else was considered"]
+    return lines
+
+
+def _certified(found: Certificate) -> str:
+    """The certificate in lines."""
+    calls = {"exact": found.exact, "spliced": found.spliced} | {f"inexact: {c}": n for c, n in found.inexact.items()}
+    calls |= {f"auxiliary: {kind}": n for kind, n in found.auxiliary.items()}
+    forks = ", ".join(f"{n} {cause}" for cause, n in found.forks.items()) or "none"
+    return (
+        f"calls: {', '.join(f'{n} {name}' for name, n in calls.items() if n) or 'none'}\n"
+        f"sessions: {found.sessions} in {found.trajectories} trajectories; {found.unlinked} unlinked; forks: {forks}"
+    )
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _store(database: str | None) -> Store:
+    settings = load(database=database)
+    return Store(settings.database, settings.reward_window_s)

@@ -1,0 +1,73 @@
+"""What has happened in the database since: calls that ended and rewards that came, as a reader of a stream asks for it.
+
+A `Mark` is how far somebody has read. Row numbers rise in the order of commits (`database`), so nothing that is
+committed later can stand before a mark.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from mosaic.store.models import CallRow, RewardRow
+
+MOST = 500
+"""Events that are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The last row number that was read of each table."""
+
+    calls: int
+    rewards: int
+
+    def __str__(self) -> str:
+        return f"{self.calls}.{self.rewards}"
+
+    @classmethod
+    def read(cls, text: str) -> "Mark | None":
+        """A mark that was written as text; None for anything else."""
+        calls, _, rewards = text.partition(".")
+        if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in (calls, rewards)):
+            return None
+        return cls(int(calls), int(rewards))
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+    mark: Mark
+    """How far somebody has read who has seen it."""
+    kind: str
+    """`call` or `reward`."""
+    trajectory_id: str
+    session_id: str | None
+    call_id: str | None
+    """None for a reward."""
+    at: float
+
+
+def newest(connection: Connection) -> Mark:
+    """The mark of who has seen everything."""
+    calls = connection.scalar(select(func.max(CallRow.seq))) or 0
+    return Mark(calls, connection.scalar(select(func.max(RewardRow.reward_id))) or 0)
+
+
+def since(connection: Connection, mark: Mark, trajectory_id: str | None = None) -> list[Event]:
+    """What came after a mark, of one trajectory or of all; at most `MOST` of each kind, calls first."""
+    calls = select(CallRow.seq, CallRow.trajectory_id, CallRow.session_id, CallRow.call_id, CallRow.ended_at)
+    rewards = select(RewardRow.reward_id, RewardRow.trajectory_id, RewardRow.session_id, RewardRow.created_at)
+    calls = calls.where(CallRow.seq > mark.calls).order_by(CallRow.seq)
+    rewards = rewards.where(RewardRow.reward_id > mark.rewards).order_by(RewardRow.reward_id)
+    if trajectory_id is not None:
+        calls = calls.where(CallRow.trajectory_id == trajectory_id)
+        rewards = rewards.where(RewardRow.trajectory_id == trajectory_id)
+    found = []
+    for number, trajectory, session, call, at in connection.execute(calls.limit(MOST)):
+        mark = Mark(number, mark.rewards)
+        found.append(Event(mark, "call", trajectory, session, call, at))
+    for number, trajectory, judged, at in connection.execute(rewards.limit(MOST)):
+        mark = Mark(mark.calls, number)
+        found.append(Event(mark, "reward", trajectory, judged, None, at))
+    return found

@@ -1,0 +1,152 @@
+"""The reading half of the control API: all that the dashboard shows, page by page, and what happens, live."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from mosaic.errors import RequestError
+from mosaic.store import Store, browsing, call_browsing, progress
+from mosaic.store.browsing import Filter, Page
+from mosaic.store.reading import read_trajectories
+from proxy.api import REFUSALS
+from proxy.events import Events
+from proxy.ui.group_view import GroupView, group_view
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="Items of a page, at most.")]
+NEXT = "`next` of the page before; none for the first."
+Row = Annotated[str | None, Query(pattern="^[0-9]{1,18}$", description=NEXT)]
+Head = Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description=NEXT)]
+
+
+class Some(BaseModel):
+    """A page of a list."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"items": [{"trajectory_id": "run-17"}], "next": "1764485543.5~run-17"}]}
+    )
+
+    items: list[dict[str, Any]]
+    next: str | None = Field(description="Cursor of the next page; null at the end. A short page may have one.")
+
+
+class Asked(BaseModel):
+    """Which trajectories, and how many at once."""
+
+    limit: int = Field(50, ge=1, le=1000, description="Items of a page, at most.")
+    cursor: str | None = Field(None, pattern=r"^[0-9]{1,15}(\.[0-9]{1,20})?~[^\x00]{1,200}$", description=NEXT)
+    state: str | None = Field(None, max_length=16, description="Only those in this state.")
+    task: str | None = Field(None, description="Only attempts at the task of this key.")
+    q: str | None = Field(None, max_length=200, description="Part of the id or of the task's text.")
+    min_reward: float | None = Field(None, description="Only rewards from here on.")
+    below_reward: float | None = Field(None, description="Only rewards below this.")
+    scored: bool | None = Field(None, description="Only those with (or without) a reward.")
+
+
+def router(store: Store, events: Events) -> APIRouter:
+    """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
+    api = APIRouter(prefix="/api", responses=REFUSALS)
+
+    @api.get("/trajectories", response_model=Some)
+    def list_trajectories(asked: Annotated[Asked, Query()]) -> dict[str, Any]:
+        """Trajectories that fit, newest first."""
+        wanted = Filter(asked.q, asked.state, asked.task, asked.min_reward, asked.below_reward, asked.scored)
+        with store.database.reading() as connection:
+            return paged(browsing.page(connection, wanted, asked.cursor, asked.limit))
+
+    @api.get("/trajectories/{trajectory_id}")
+    def show_trajectory(trajectory_id: str) -> dict[str, Any]:
+        """One trajectory with its sessions (kind, link with evidence, advantage) and its rewards."""
+        with store.database.reading() as connection:
+            summary, row = browsing.overview(connection, trajectory_id)
+            return {
+                **asdict(summary),
+                "attribution": row["attribution"],
+                "trained_version": row["trained_version"],
+                "trained_job_id": row["trained_job_id"],
+                "sessions": [asdict(session) for session in browsing.sessions(connection, trajectory_id)],
+                "rewards": browsing.rewards(connection, trajectory_id),
+            }
+
+    @api.get("/trajectories/{trajectory_id}/calls", response_model=Some)
+    def list_calls(trajectory_id: str, limit: Limit = 200, cursor: Row = None) -> dict[str, Any]:
+        """The calls of a trajectory in the order in which they ended; `head` is the beginning of the reply."""
+        with store.database.reading() as connection:
+            return paged(call_browsing.call_lines(connection, trajectory_id, cursor, limit))
+
+    @api.get("/calls/{call_id}")
+    def show_call(call_id: str) -> dict[str, Any]:
+        """One call: its parameters, what came back, how long it took. Messages and tokens are pages of their own."""
+        with store.database.reading() as connection:
+            row = call_browsing.call_row(connection, call_id)
+            asked = call_browsing.params(connection, row)
+            shown = {name: value for name, value in row.items() if name not in ("params", "params_id", "headers")}
+            return {**shown, "params": asked, "choices": call_browsing.replies(connection, call_id)}
+
+    @api.get("/calls/{call_id}/messages", response_model=Some)
+    def list_messages(
+        call_id: str,
+        limit: Limit = 50,
+        cursor: Head = None,
+    ) -> dict[str, Any]:
+        """The messages of a call's request, the last ones first to come: pages go back, each is in order."""
+        with store.database.reading() as connection:
+            row = call_browsing.call_row(connection, call_id)
+            return paged(call_browsing.chain(connection, cursor or row["message_id"], limit))
+
+    @api.get("/calls/{call_id}/tokens")
+    def show_tokens(call_id: str, choice: int = Query(0, ge=0, lt=2**31)) -> dict[str, Any]:
+        """Prompt ids, sampled ids with logprobs, and which policy version sampled which of them."""
+        with store.database.reading() as connection:
+            found = call_browsing.choice_tokens(connection, call_id, choice)
+        return {
+            "prompt_ids": found.prompt_P.tolist(),
+            "ids": found.ids_T.tolist(),
+            "logprobs": [value if math.isfinite(value) else None for value in found.logprobs_T.tolist()],
+            "versions": found.versions,
+        }
+
+    @api.get("/group")
+    def show_group(task: str = Query(description="Key of the task.")) -> dict[str, Any]:
+        """The newest attempts at a task side by side, with the advantage that each credit rule would give."""
+        return asdict(group_of(store, task))
+
+    @api.get("/training")
+    def show_training() -> dict[str, Any]:
+        """The newest trajectories as figures, the newest jobs with what they measured, the policy versions."""
+        with store.database.reading() as connection:
+            return {
+                "trajectories": [asdict(one) for one in progress.recent(connection)],
+                "jobs": [asdict(one) for one in progress.jobs(connection)],
+                "versions": [asdict(one) for one in progress.versions(connection)],
+            }
+
+    @api.get("/events", response_class=StreamingResponse, include_in_schema=False)
+    def follow(
+        trajectory: str | None = Query(None, description="Only what concerns this trajectory."),
+        last_event_id: str | None = Header(None),
+    ) -> StreamingResponse:
+        """Calls that end and rewards that come, as server-sent events; `Last-Event-ID` resumes."""
+        return events.answer(last_event_id, trajectory)
+
+    return api
+
+
+def paged(found: "Page[Any]") -> dict[str, Any]:
+    """A page as JSON."""
+    return {"items": [asdict(item) for item in found.items], "next": found.next}
+
+
+def group_of(store: Store, task_key: str) -> GroupView:
+    """The attempts at a task. Raises `RequestError` (404) when there is none."""
+    with store.database.reading() as connection:
+        ids = progress.attempts(connection, task_key)
+        texts: Mapping[str, str] = progress.task_texts(connection, [task_key])
+        found = read_trajectories(connection, ids)
+    if not ids:
+        raise RequestError(f"there is no attempt at a task {task_key[:80]!r}.", "See `task_key`.", status=404)
+    return group_view(task_key, texts.get(task_key, ""), [found[i] for i in ids if i in found])

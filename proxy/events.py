@@ -1,0 +1,108 @@
+"""Server-sent events of what is committed: calls that ended, rewards that came. Any process sees what all have written.
+
+The id of an event is a mark in the database (`mosaic.store.feed`): who comes back with it as `Last-Event-ID` misses
+nothing. A stream asks the database again every `EVERY_S`; it ends by itself when the server stops.
+"""
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict
+from types import FrameType
+
+import orjson
+from starlette.responses import StreamingResponse
+
+from mosaic.errors import RequestError, StoreError
+from mosaic.store import Store
+from mosaic.store.feed import Event, Mark, newest, since
+
+EVERY_S = 0.5
+"""Seconds between two looks at the database."""
+PING_S = 15.0
+"""Seconds of silence after which a comment is sent, so that nobody between closes the connection."""
+MOST_READERS = 64
+"""Streams that one worker has open at most."""
+
+
+class Events:
+    """One worker's streams of events."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._readers = 0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End all streams, soon."""
+        self._stopped = True
+
+    @contextlib.contextmanager
+    def ended_by_signals(self) -> Iterator[None]:
+        """A server that drains waits for its streams: they end when it is told to stop."""
+        told = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+        before = {number: signal.getsignal(number) for number in told}
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, self._then(handler))
+        try:
+            yield
+        finally:
+            self.stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _then(self, handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.stop()
+            handler(number, frame)
+
+        return handle
+
+    def answer(self, last_event_id: str | None, trajectory_id: str | None) -> StreamingResponse:
+        """A stream from a mark on, or from now on. Raises `RequestError` for a mark that is none, or for too many."""
+        mark = Mark.read(last_event_id) if last_event_id else None
+        if last_event_id and mark is None:
+            raise RequestError(f"{last_event_id[:40]!r} is no id of an event.", "Send one as it came, or none.")
+        if self._readers >= MOST_READERS:
+            raise RequestError(f"{self._readers} streams are open already.", "Try again.", status=503)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._follow(mark, trajectory_id), media_type="text/event-stream", headers=headers)
+
+    async def _follow(self, mark: Mark | None, trajectory_id: str | None) -> AsyncIterator[bytes]:
+        self._readers += 1
+        try:
+            if mark is None:
+                mark = await asyncio.to_thread(self._newest)
+            yield f"retry: 1000\nid: {mark}\nevent: here\ndata: {{}}\n\n".encode()
+            silent = 0.0
+            while not self._stopped:
+                found = await asyncio.to_thread(self._since, mark, trajectory_id)
+                if found:
+                    mark, silent = found[-1].mark, 0.0
+                    yield b"".join(map(written, found))
+                elif silent >= PING_S:
+                    silent = 0.0
+                    yield b": still here\n\n"
+                await asyncio.sleep(EVERY_S)
+                silent += EVERY_S
+        finally:
+            self._readers -= 1
+
+    def _newest(self) -> Mark:
+        with contextlib.suppress(StoreError), self._store.database.reading() as connection:
+            return newest(connection)
+        return Mark(0, 0)
+
+    def _since(self, mark: Mark, trajectory_id: str | None) -> list[Event]:
+        with contextlib.suppress(StoreError), self._store.database.reading() as connection:
+            return since(connection, mark, trajectory_id)
+        return []  # A database that is away for a moment is asked again.
+
+
+def written(event: Event) -> bytes:
+    """An event as it stands in a stream."""
+    said = {name: value for name, value in asdict(event).items() if name not in ("mark", "kind")}
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (str(event.mark).encode(), event.kind.encode(), orjson.dumps(said))

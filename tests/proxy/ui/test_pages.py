@@ -1,0 +1,202 @@
+"""The pages over HTTP, read by a parser: what they show, where they lead, what a hostile agent cannot do to them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from proxy.ui.rendering import FOLDER
+from tests.proxy.ui.conftest import Page, Visitor
+from tests.proxy.ui.story import HOSTILE, QUESTIONS, Vocabulary, long
+
+PAGES = ["trajectories", "t/run-1-1b", "t/run-hostile", "c/c1-run-hostile", "c/c1-run-1-1b", "groups", "training",
+         "health", "health/findings", "health/certificate", "t/run-broken", "login"]  # fmt: skip
+
+
+def test_from_the_list_to_a_call_every_page_leads_on(visitor: Visitor) -> None:
+    page = visitor.see("trajectories")
+    assert QUESTIONS[0] in page.text
+    assert "/ui/t/run-1-1b" in page.links("/ui/t/")
+    trajectory = visitor.see("t/run-1-1b")
+    assert "compaction" in trajectory.text
+    assert "0.95 by summary" in trajectory.text
+    calls = trajectory.links("/ui/c/")
+    assert len(set(calls)) == len(visitor.store.trajectory("run-1-1b").sessions[0].calls) + sum(
+        len(s.calls) for s in visitor.store.trajectory("run-1-1b").sessions[1:]
+    )
+    call = visitor.see(calls[1].removeprefix("/ui/"))
+    assert "sampled tokens" in call.text
+    assert call.links("/ui/t/run-1-1b")
+
+
+@pytest.mark.parametrize(
+    ("query", "shown", "hidden"),
+    [
+        ("q=RUN-2-3", "run-2-3a", "run-1-3a"),
+        ("q=lighthouses", "run-1-5a", "run-1-1a"),
+        ("state=trained", "run-1-1a", "run-2-1a"),
+        ("state=open", "run-broken", "run-1-1a"),
+        ("outcome=unscored", "run-hostile", "run-1-1a"),
+    ],
+)
+def test_filters_show_what_fits_and_nothing_else(visitor: Visitor, query: str, shown: str, hidden: str) -> None:
+    ids = [link.removeprefix("/ui/t/") for link in visitor.see(f"trajectories?{query}").links("/ui/t/")]
+    assert shown in ids
+    assert hidden not in ids
+
+
+def test_an_id_of_a_call_finds_its_trajectory(visitor: Visitor) -> None:
+    assert "opens trajectory run-1-2c" in visitor.see("trajectories?q=c2-run-1-2c").text
+
+
+def test_htmx_gets_the_part_that_it_wants_and_a_restored_page_is_whole(visitor: Visitor) -> None:
+    part = visitor.client.get("/ui/trajectories?state=scored", headers={"hx-request": "true"}).text
+    assert "<html" not in part
+    restored = {"hx-request": "true", "hx-history-restore-request": "true"}
+    assert "<html" in visitor.client.get("/ui/trajectories", headers=restored).text
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_that_an_agent_says_becomes_part_of_a_page(visitor: Visitor, path: str) -> None:
+    html = visitor.client.get(f"/ui/{path}").text
+    page = Page(html)
+    assert "onerror=alert" not in re.sub(r"&lt;.*?&gt;", "", html)
+    assert "{{ 7*7 }}" in page.text or "49" not in page.text or "hostile" not in path
+    for tag, attributes in page.elements:
+        assert tag != "img"
+        assert tag != "script" or str(attributes.get("src", "")).startswith("/ui/static/"), path
+        assert not any(name.startswith("on") or name == "style" for name in attributes), (path, tag, attributes)
+        assert not str(attributes.get("href", "")).lower().startswith(("javascript:", "http"))
+
+
+def test_what_a_hostile_agent_said_is_read_as_it_was_said(visitor: Visitor) -> None:
+    assert HOSTILE in visitor.see("t/run-hostile").text
+    assert visitor.see("c/c1-run-hostile").text.count(HOSTILE) >= 2
+    assert HOSTILE in visitor.see("groups").text
+
+
+def test_a_reward_is_given_and_corrected_by_hand(visitor: Visitor) -> None:
+    token = visitor.token()
+    given = visitor.client.post("/ui/t/run-2-5d/reward", data={"reward": "0.25", "note": "<b>ok</b>"}, headers=token)
+    assert "Given." in Page(given.text).text
+    assert "<b>ok</b>" in Page(given.text).text
+    assert visitor.store.trajectory("run-2-5d").reward == 0.25
+    visitor.client.post("/ui/t/run-2-5d/reward", data={"reward": "1"}, headers=token)
+    assert visitor.store.trajectory("run-2-5d").reward == 1.0
+    refused = visitor.client.post("/ui/t/run-2-5d/reward", data={"reward": "much"}, headers=token)
+    assert "'much' is no number" in Page(refused.text).text
+    infinite = visitor.client.post("/ui/t/run-2-5d/reward", data={"reward": "inf"}, headers=token)
+    assert infinite.status_code == 200
+    assert visitor.store.trajectory("run-2-5d").reward == 1.0
+    unscorable = visitor.client.post("/ui/t/run-2-5d/reward", data={"unscorable": "1"}, headers=token)
+    assert "unscorable" in Page(unscorable.text).text
+    assert visitor.store.trajectory("run-2-5d").reward is None
+
+
+def test_a_session_can_be_judged_by_itself(visitor: Visitor) -> None:
+    session = visitor.store.trajectory("run-2-4b").sessions[1].session_id
+    before = visitor.store.trajectory("run-2-4b").reward
+    visitor.client.post("/ui/t/run-2-4b/reward", data={"reward": "0.5", "session": session}, headers=visitor.token())
+    assert visitor.store.trajectory("run-2-4b").reward == before
+    assert "reward 0.5" in visitor.see("t/run-2-4b").text
+
+
+def test_a_group_shows_each_rules_advantages_side_by_side(visitor: Visitor) -> None:
+    link = next(iter(visitor.see("t/run-1-1b").links("/ui/group?")))
+    page = visitor.see(link.removeprefix("/ui/"))
+    for rule in ("grpo", "dr_grpo", "rloo", "reinforce_pp", "mosaic"):
+        assert rule in page.text
+    assert "sessions under mosaic" in page.text
+    assert "run-2-1d" in page.text
+
+
+def test_training_draws_what_was_measured(visitor: Visitor) -> None:
+    page = visitor.see("training")
+    assert "Reward and success" in page.text
+    drawn = visitor.client.get("/ui/training.json").json()
+    assert [version for _, version in drawn["markers"]] == [1]
+    assert all(len({len(column) for column in plot["columns"]}) == 1 for plot in drawn["plots"])
+
+
+def test_tokens_come_with_their_logprobs_versions_and_advantage_and_without_an_engine_as_ids(visitor: Visitor) -> None:
+    drawn = visitor.client.get("/ui/c/c1-run-1-1b/tokens.json").json()
+    call = visitor.store.trajectory("run-1-1b").sessions[0].calls[0]
+    assert drawn["ids"] == call.samples[0].ids_T.tolist()
+    assert drawn["logprobs"] == pytest.approx(call.samples[0].logprobs_T.tolist())
+    assert drawn["prompt"] == call.prompt_ids_P.tolist()[-96:]
+    assert (drawn["trained"], set(drawn["versions"]), drawn["texts"]) == (True, {0}, {})
+    assert drawn["advantage"] is not None
+    aborted = visitor.client.get("/ui/c/c1-run-broken/tokens.json").json()
+    assert aborted["trained"] is False
+
+
+def test_a_request_can_be_copied_whole(visitor: Visitor) -> None:
+    asked = json.loads(visitor.client.get("/ui/c/c3-run-1-1b/request.txt").text)
+    call = next(c for s in visitor.store.trajectory("run-1-1b").sessions for c in s.calls if c.call_id == "c3-run-1-1b")
+    assert asked["messages"] == [dict(m) for m in call.messages]
+    command = visitor.client.get("/ui/c/c3-run-1-1b/curl.txt").text
+    assert command.startswith("curl http://127.0.0.1/t/run-1-1b/v1/chat/completions")
+    assert json.loads(visitor.client.get("/ui/c/c3-run-1-1b/response.txt").text)[0]["finish_reason"]
+
+
+def test_a_long_trajectory_opens_with_its_first_lines_and_brings_the_others_when_they_are_wanted(
+    visitor: Visitor,
+) -> None:
+    visitor.store.record(long(Vocabulary(), "run-long", 130, 3e9))
+    page = visitor.see("t/run-long")
+    lines = [a for tag, a in page.elements if "data-row" in a]
+    assert len(lines) == 100
+    more = next(
+        str(a["hx-get"]) for tag, a in page.elements if str(a.get("hx-get", "")).startswith("/ui/t/run-long/calls")
+    )
+    rest = Page(visitor.client.get(more).text)
+    assert len([a for tag, a in rest.elements if "data-row" in a]) == 30
+    last = visitor.see("c/c130-run-long")
+    assert "Shelf 128" in last.text
+    assert "Shelf 12 " not in last.text
+    earlier = next(
+        str(a["hx-get"]) for _, a in last.elements if str(a.get("hx-get", "")).endswith(tuple("0123456789abcdef"))
+    )
+    assert "Shelf 127" in Page(visitor.client.get(earlier).text).text
+
+
+@pytest.mark.parametrize(
+    "path", ["t/nothing", "c/nothing", "group?task=nothing", "nothing", "c/c1-run-1-1b/tokens.json?choice=7"]
+)
+def test_what_is_not_there_is_said_on_a_page_to_a_person_and_as_json_to_a_program(visitor: Visitor, path: str) -> None:
+    page = visitor.client.get(f"/ui/{path}", headers={"accept": "text/html"})
+    assert page.status_code == 404
+    assert "<html" in page.text
+    assert set(visitor.client.get(f"/ui/{path}").json()["error"]) == {"message", "type"}
+
+
+def test_files_are_served_and_nothing_beside_them(visitor: Visitor) -> None:
+    for file in (FOLDER / "static").rglob("*"):
+        if file.is_file():
+            answer = visitor.client.get(f"/ui/static/{file.relative_to(FOLDER / 'static')}")
+            assert answer.content == file.read_bytes()
+    for path in (
+        "../pages.py",
+        "%2e%2e/pages.py",
+        "vendor/../../pages.py",
+        "vendor",
+        "",
+        "nothing.js",
+        "..%2fpages.py",
+    ):
+        assert visitor.client.get(f"/ui/static/{path}").status_code in (303, 404)
+
+
+def test_every_vendored_file_has_its_licence() -> None:
+    names = {
+        p.name.split(".")[0].removesuffix("-latin-wght-normal").lower() for p in (FOLDER / "static/vendor").iterdir()
+    }
+    licences = {p.stem.lower() for p in (FOLDER / "static/vendor").glob("*.LICENSE")}
+    assert names == licences
+
+
+def test_our_own_files_name_no_other_host() -> None:
+    for file in [*(FOLDER / "static").glob("*.*"), *(FOLDER / "templates").iterdir()]:
+        found = re.findall(r"https?://[^\s\"'<)]+", Path(file).read_text())
+        assert set(found) <= {"http://www.w3.org/2000/svg"}, file
