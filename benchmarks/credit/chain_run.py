@@ -214,7 +214,10 @@ def _gains(scored: Scored, chosen: Sequence[tuple[Trajectory, Removal]]) -> dict
 
 
 def _survival(stage: Stage, name: str, held_out: Sequence[Question], most: int = 24) -> dict[str, Any]:
-    """How much of the answer's information survives a compaction: mean share, and the scores around it."""
+    """How much of the answer's information survives a compaction: mean share, and the scores around it.
+
+    All summaries are read by the trained policy, those of the untrained one too: one judge for both.
+    """
     answers = {f"{name}-{number:03}": question.answer for number, question in enumerate(held_out)}
     read = [stage.store.trajectory(i) for i in answers]
     compacted = [t for t in read if any(s.kind == "compaction" for s in t.sessions)][:most]
