@@ -120,10 +120,22 @@ class Client:
         """Nothing to close."""
 
     def reward(
-        self, trajectory_id: str, reward: float | None, *, session_id: str | None = None, note: str | None = None
+        self,
+        trajectory_id: str,
+        reward: float | None,
+        *,
+        session_id: str | None = None,
+        note: str | None = None,
+        source: str | None = None,
     ) -> Json:
         """Say how it went; None says that it cannot be scored. A later one corrects an earlier one."""
-        return self._ask(_reward(trajectory_id, reward, {"session_id": session_id, "note": note}))
+        given = {"session_id": session_id, "note": note, "source": source}
+        return self._ask(_reward(trajectory_id, reward, given))
+
+    def name_task(self, trajectory_id: str, task: str, text: str = "") -> Json:
+        """Say what it attempted, in place of what its first user message suggests."""
+        body = {"task": task, "text": text}
+        return self._ask(_asked("PUT", "trajectories", trajectory_id, "task", body=body))
 
     def end(self, trajectory_id: str, state: str = "closed", reason: str = "client") -> Json:
         """Say that a trajectory is over: closed, failed or truncated."""
@@ -230,10 +242,22 @@ class AsyncClient:
         await self._session.close()
 
     async def reward(
-        self, trajectory_id: str, reward: float | None, *, session_id: str | None = None, note: str | None = None
+        self,
+        trajectory_id: str,
+        reward: float | None,
+        *,
+        session_id: str | None = None,
+        note: str | None = None,
+        source: str | None = None,
     ) -> Json:
         """Say how it went; None says that it cannot be scored. A later one corrects an earlier one."""
-        return await self._ask(_reward(trajectory_id, reward, {"session_id": session_id, "note": note}))
+        given = {"session_id": session_id, "note": note, "source": source}
+        return await self._ask(_reward(trajectory_id, reward, given))
+
+    async def name_task(self, trajectory_id: str, task: str, text: str = "") -> Json:
+        """Say what it attempted, in place of what its first user message suggests."""
+        body = {"task": task, "text": text}
+        return await self._ask(_asked("PUT", "trajectories", trajectory_id, "task", body=body))
 
     async def end(self, trajectory_id: str, state: str = "closed", reason: str = "client") -> Json:
         """Say that a trajectory is over: closed, failed or truncated."""

@@ -25,6 +25,10 @@ from sqlalchemy.exc import ArgumentError
 from mosaic.errors import SettingsError
 
 CONFIG_FILE = "mosaic.toml"
+ATTEMPT_VARIABLES = frozenset(
+    {"MOSAIC_TRAJECTORY", "MOSAIC_TASK", "MOSAIC_TASK_FILE", "MOSAIC_SCRATCH", "MOSAIC_REWARD_FILE", "MOSAIC_STATUS"}
+)
+"""What `mosaic rollout` tells an agent and its scorer: no settings, and both may call `mosaic` themselves."""
 
 
 class TrainConfig(BaseModel):
@@ -226,7 +230,7 @@ def load(**flags: object) -> Settings:
 def _check_variables() -> None:
     """Raises `SettingsError` for a `MOSAIC_*` variable that names no setting: a typing error must not pass unseen."""
     for variable in os.environ:
-        if not variable.startswith("MOSAIC_"):
+        if not variable.startswith("MOSAIC_") or variable in ATTEMPT_VARIABLES:
             continue
         names = variable.removeprefix("MOSAIC_").lower().split("__")
         parts = {"train": TrainConfig.model_fields, "schedule": ScheduleConfig.model_fields}

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from pydantic import SecretStr
 
 from mosaic.errors import RequestError, SettingsError
+from mosaic.keys import TRAJECTORY_KEY, mark_of
 from mosaic.settings import Settings
-
-TRAJECTORY_KEY = "mosaic-t-"
-"""How a key begins that names its trajectory."""
 
 
 def check_bind(settings: Settings) -> None:
@@ -64,7 +62,7 @@ def agent_of(settings: Settings, headers: Mapping[str, str]) -> str | None:
     key = key_of(headers)
     if key.startswith(TRAJECTORY_KEY) and settings.trajectory_secret is not None:
         trajectory_id, _, mark = key.removeprefix(TRAJECTORY_KEY).rpartition(".")
-        good = _mark(settings.trajectory_secret, trajectory_id)
+        good = mark_of(settings.trajectory_secret, trajectory_id)
         if trajectory_id and hmac.compare_digest(mark.encode(), good.encode()):
             return trajectory_id
         raise _refused()
@@ -72,17 +70,6 @@ def agent_of(settings: Settings, headers: Mapping[str, str]) -> str | None:
     if has_keys(settings) and not _among(key, keys):
         raise _refused()
     return None
-
-
-def trajectory_key(settings: Settings, trajectory_id: str) -> str:
-    """A key with which an agent can make calls, and only of this trajectory. Raises `SettingsError`."""
-    if settings.trajectory_secret is None:
-        raise SettingsError("no trajectory_secret is set.", "Set MOSAIC_TRAJECTORY_SECRET to a long random text.")
-    return f"{TRAJECTORY_KEY}{trajectory_id}.{_mark(settings.trajectory_secret, trajectory_id)}"
-
-
-def _mark(secret: SecretStr, trajectory_id: str) -> str:
-    return hmac.new(secret.get_secret_value().encode(), trajectory_id.encode(), "sha256").hexdigest()[:32]
 
 
 def _among(key: str, keys: Sequence[SecretStr]) -> bool:

@@ -37,6 +37,17 @@ class EndIn(BaseModel):
     reason: str = Field("api", max_length=200, description="Why; counted.")
 
 
+class TaskIn(BaseModel):
+    """What a trajectory attempted."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"task": "swe-17", "text": "Fix the failing test."}]}
+    )
+
+    task: str = Field(min_length=1, description="Its key: attempts at one key are compared with each other.")
+    text: str = Field("", description="What it asks for; kept where the key is new.")
+
+
 class Problem(BaseModel):
     """What went wrong, and what to do next."""
 
@@ -71,6 +82,11 @@ def router(settings: Settings, store: Store, recorder: Recorder) -> APIRouter:
         """Say that a trajectory is over; failed and truncated ones are not trained."""
         state = store.end(trajectory_id, TrajectoryState(given.state), given.reason)
         return {"trajectory_id": trajectory_id, "state": state}
+
+    @api.put("/trajectories/{trajectory_id}/task")
+    def name_task(trajectory_id: str, given: TaskIn) -> dict[str, Any]:
+        """Say what was attempted, in place of what the first user message suggests."""
+        return {"trajectory_id": trajectory_id, "task_key": store.name_task(trajectory_id, given.task, given.text)}
 
     @api.get("/trajectories/{trajectory_id}/links")
     def list_links(trajectory_id: str) -> list[dict[str, Any]]:

@@ -17,10 +17,11 @@ from uvicorn.supervisors import Multiprocess
 
 from adapters.harnesses import HARNESSES
 from mosaic.errors import MosaicError, SettingsError
+from mosaic.keys import trajectory_key
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store, relinking
 from mosaic.terminal import DATABASE, JSON, print_json, progress
-from proxy.access import check_bind, trajectory_key
+from proxy.access import check_bind
 from proxy.app import Application, create_app
 from proxy.connections import Connection
 

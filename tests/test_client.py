@@ -81,6 +81,19 @@ async def test_a_reward_is_given_and_the_trajectory_tells_it(start_proxy: ProxyF
         assert (await use(proxy, "end", "run-000", "failed", "test"))["state"] == "failed"
 
 
+async def test_a_task_that_is_named_takes_the_place_of_the_derived_one(start_proxy: ProxyFactory, use: Use) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        told(proxy, 2)
+        for name in ("run-000", "run-001"):
+            assert (await use(proxy, "name_task", name, "swe-17", "Fix it."))["task_key"] == "swe-17"
+        group = proxy.store.group_of("run-000")
+        assert (group.task_key, len(group.trajectories)) == ("swe-17", 2)
+        proxy.store.record([captured(trace) for trace in conversation(3, "run-000")])
+        assert (await use(proxy, "trajectory", "run-000"))["task_key"] == "swe-17"
+        with pytest.raises(RequestError, match="no trajectory"):
+            await use(proxy, "name_task", "run-9", "swe-17")
+
+
 async def test_lists_are_read_to_their_end_whatever_their_length(start_proxy: ProxyFactory, use: Use) -> None:
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         told(proxy, 7)

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, and_, exists, insert, or_, select, update
 
 from mosaic.errors import RequestError
 from mosaic.records import TrajectoryState
-from mosaic.store.models import RewardRow, SessionRow, TrajectoryRow
-from mosaic.store.rows import plain
-from mosaic.store.writing import count
+from mosaic.store.models import RewardRow, SessionRow, TaskRow, TrajectoryRow
+from mosaic.store.rows import given_key, plain
+from mosaic.store.writing import count, insert_new
 
 _ALWAYS = (TrajectoryState.OPEN, TrajectoryState.CLOSED, TrajectoryState.SCORED)
 """States in which a reward counts however late it is."""
@@ -97,6 +97,19 @@ def end(connection: Connection, trajectory_id: str, state: TrajectoryState, reas
     if state is not TrajectoryState.CLOSED:
         count(connection, f"{state.value}_trajectories", reason)
     return state
+
+
+def name_task(connection: Connection, trajectory_id: str, key: str, text: str, now: float) -> str:
+    """Say what was attempted, whatever was derived from the calls; returns the key as it is stored.
+
+    `text` describes the task where its key is new. Raises `RequestError` (404) for an unknown trajectory.
+    """
+    _state(connection, trajectory_id)
+    stored = given_key(key)
+    insert_new(connection, TaskRow, [{"task_key": stored, "text": plain(text), "created_at": now}])
+    named = update(TrajectoryRow).where(TrajectoryRow.trajectory_id == trajectory_id)
+    connection.execute(named.values(task_key=stored))
+    return stored
 
 
 def close_silent(connection: Connection, before: float, answered_before: float, now: float) -> int:

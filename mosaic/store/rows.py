@@ -45,11 +45,22 @@ def trajectory_row(call: CapturedCall, trajectory_id: str, policy_version: int) 
 def task_row(call: CapturedCall) -> dict[str, Any]:
     """The task of a trajectory's root: the operator's key, or a digest of the first user text."""
     text = next((text_of(m.get("content")) for m in call.messages if m.get("role") == "user"), "")
-    key = None if call.task_key is None else plain(call.task_key)
-    if key is None or len(key) > MAX_TASK_KEY:
-        named = collapse(text) if key is None else key
-        key = hashlib.sha256(named.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    key = derived_key(text) if call.task_key is None else given_key(call.task_key)
     return {"task_key": key, "text": plain(text), "created_at": call.started_at}
+
+
+def given_key(key: str) -> str:
+    """An operator's task key as it is stored: one that is too long becomes a digest."""
+    return plain(key) if len(plain(key)) <= MAX_TASK_KEY else _digest(plain(key))
+
+
+def derived_key(text: str) -> str:
+    """The key of a task that nobody named: a digest of its first user text."""
+    return _digest(collapse(text))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def session_row(call: CapturedCall, link: Link, trajectory_id: str, position: int) -> dict[str, Any]:

@@ -115,6 +115,14 @@ class Store:
         with self.database.writing() as connection:
             return rewards.end(connection, trajectory_id, state, reason, time.time())
 
+    def name_task(self, trajectory_id: str, key: str, text: str = "") -> str:
+        """Say what a trajectory attempted, in place of what its calls suggest; returns the key as it is stored.
+
+        Raises `RequestError` (404) for an unknown trajectory.
+        """
+        with self.database.writing() as connection:
+            return rewards.name_task(connection, trajectory_id, key, text, time.time())
+
     def close_silent(self, seconds: float, answered_s: float | None = None) -> int:
         """Close open trajectories that had no call for that long, or `answered_s` where all agents of a trajectory that
         lineage found have answered; returns how many."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.access import trajectory_key
+from mosaic.keys import trajectory_key
 from tests.conftest import ProxyFactory, until
 from tests.engine import Turn
 from tests.engine.raw import End, whole

@@ -13,10 +13,10 @@ import anthropic
 import openai
 import pytest
 
+from mosaic.keys import trajectory_key
 from mosaic.records import Call
 from mosaic.settings import OtherModel
 from mosaic.store.checking import check
-from proxy.access import trajectory_key
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Fault, ScriptedEngine, Turn
 

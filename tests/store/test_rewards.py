@@ -148,6 +148,14 @@ def test_a_trajectory_that_lineage_found_is_closed_sooner_once_all_its_agents_ha
     assert found == {"tr-waits": "open", "tr-answers": "closed"}
 
 
+def test_a_task_is_named_by_its_key_and_a_long_one_by_its_digest(store: Store) -> None:
+    assert store.name_task("run-1", "swe-17", "Fix it.") == "swe-17"
+    assert store.name_task("run-1", "x" * 300) == store.name_task("run-1", "x" * 300) != "x" * 200
+    assert len(store.trajectory("run-1").task_key) == 16
+    with pytest.raises(RequestError, match="no trajectory"):
+        store.name_task("nobody", "swe-17")
+
+
 def test_a_silent_trajectory_is_closed_and_a_call_opens_it_again(store: Store) -> None:
     assert store.close_silent(60) == 1
     assert state(store) is TrajectoryState.CLOSED
