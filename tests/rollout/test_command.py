@@ -1,0 +1,80 @@
+"""`mosaic rollout` as a user meets it: in a process of its own, with a function or a command as the agent."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ProxyFactory
+from tests.rollout.test_rollout import AGENT, ROOT, answers
+
+TASKS = '{"id": "a", "prompt": "right", "answer": "42"}\n{"id": "b", "prompt": "wrong", "answer": "42"}\n'
+
+
+async def mosaic(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mosaic", "rollout", *arguments),
+        cwd=folder,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await started.communicate()
+    return started.returncode or 0, out.decode(), err.decode()
+
+
+async def test_a_command_is_rolled_out_and_the_last_line_is_the_mean_reward(
+    start_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    async with start_proxy(answers) as proxy:
+        agent = ("--", sys.executable, str(AGENT), "{prompt}")
+        score = 'test "$(cat)" = 42 && echo 1 || echo 0'
+        given = ("tasks.jsonl", "--attempts", "2", "--proxy", proxy.url, "--run", "r1", "--score", score, *agent)
+        code, out, err = await mosaic(tmp_path, *given)
+        assert (code, out.splitlines()[-1]) == (0, "0.5"), err
+        assert out.splitlines()[1].split() == ["a", "2", "2", "1", "1"]
+        assert (tmp_path / "var/rollouts/r1/r1.a.1/scratch/left.txt").exists()
+
+
+async def test_a_function_is_an_agent_and_its_return_value_the_reward(
+    start_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    (tmp_path / "mine.py").write_text("from tests.rollout.agent import attempt, attempt_async\n")
+    async with start_proxy(answers) as proxy:
+        given = ("tasks.jsonl", "--attempts", "1", "--proxy", proxy.url, "--json")
+        code, out, err = await mosaic(tmp_path, *given, "--function", "mine:attempt")
+        told: dict[str, Any] = json.loads(out)
+        assert (code, told["mean_reward"]) == (0, 0.5), err
+        assert [(a["task_id"], a["outcome"], a["reward"]) for a in told["attempts"]] == [
+            ("a", "scored", 1),
+            ("b", "scored", 0),
+        ]
+        code, out, err = await mosaic(tmp_path, *given, "--function", "mine:attempt_async")
+        assert (code, json.loads(out)["tasks"][0]["other"]) == (0, {"unscored": 1}), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "give one agent"),
+        (("--function", "nowhere:f"), "cannot be loaded"),
+        (("--function", "json"), "module:function"),
+        (("--", "no-such-program"), "there is no program"),
+        (("--run", "a.b", "--", "true"), "cannot name a run"),
+        (("--score", "x", "--score-function", "json:dumps", "--", "true"), "one scorer"),
+    ],
+)
+async def test_what_cannot_be_run_is_said_before_anything_is(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    code, _, err = await mosaic(tmp_path, "tasks.jsonl", *arguments)
+    assert code == 2, err
+    assert complaint in err
