@@ -10,7 +10,15 @@ from importlib.metadata import entry_points
 
 import typer
 
-from mosaic import credit_commands, db_commands, lineage_commands, logs, rollout_command, transfer_commands
+from mosaic import (
+    credit_commands,
+    db_commands,
+    lineage_commands,
+    logs,
+    rollout_command,
+    score_command,
+    transfer_commands,
+)
 from mosaic.errors import MosaicError
 from mosaic.records import TrajectoryState
 from mosaic.settings import load, origins
@@ -28,6 +36,7 @@ app.command("credit")(credit_commands.credit)
 app.command("export")(transfer_commands.export_)
 app.command("import")(transfer_commands.import_)
 app.command("rollout")(rollout_command.rollout)
+app.command("score")(score_command.score)
 for shown in (lineage_commands.show, lineage_commands.explain, lineage_commands.unlinked, lineage_commands.certificate):
     app.command()(shown)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,13 @@ SHOWN = 50
 """Most tasks that the final table lists."""
 
 
+class Executors(StrEnum):
+    """Where attempts are made."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def rollout(
     tasks: Path = typer.Argument(help="JSON lines with `id`, `prompt` and any other fields, or one prompt per line."),
     command: list[str] | None = typer.Argument(
@@ -50,6 +58,8 @@ def rollout(
     any_status: bool = typer.Option(False, "--any-status", help="Ending with another status than 0 is no failure."),
     run: str | None = typer.Option(None, help="Name of the run; one that was stopped goes on where it was."),
     folder: Path = typer.Option(Path("var/rollouts"), help="Receives a folder for each run, and in it each attempt."),
+    executor: Executors = typer.Option(Executors.LOCAL, help="Where attempts are made: processes here, or Ray."),
+    ray_address: str | None = typer.Option(None, help="Ray cluster, as auto or ray://host:10001; unset: a new one."),
     proxy: str | None = typer.Option(None, help="Address of `mosaic serve`; not given: that of the settings."),
     as_json: bool = JSON,
 ) -> None:
@@ -77,7 +87,7 @@ def rollout(
         retries=retries,
         resumes=run is not None,
     )
-    report = _run(plan, Processes(), settings)
+    report = _run(plan, _executor(executor, ray_address), settings)
     if as_json:
         print_json(_as_json(report))
     else:
@@ -98,6 +108,14 @@ def _run(plan: Plan, executor: Executor, settings: Settings) -> Report:
         except BaseException:
             typer.echo(f"stopped; the same command with --run {plan.run} goes on from here", err=True)
             raise
+
+
+def _executor(which: Executors, ray_address: str | None) -> Executor:
+    if which is Executors.LOCAL:
+        return Processes()
+    from mosaic.rollout.ray_executor import RayExecutor
+
+    return RayExecutor(ray_address)
 
 
 def _counting(bar: Callable[[int, int], None], total: int) -> Callable[[Result], None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -107,6 +108,26 @@ class ScheduleConfig(BaseModel):
         return self.cron is not None or self.every_s is not None or self.when_scored is not None
 
 
+class ScoreConfig(BaseModel):
+    """Who says how passively recorded trajectories went (`mosaic score`, and each job before it selects)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    function: str | None = Field(None, description="Python function, module:function: trajectory (a dict) -> reward.")
+    command: str | None = Field(None, description="Shell command: trajectory as JSON on stdin, reward as last line.")
+    judge: str | None = Field(None, description="Base URL, up to /v1, of an OpenAI-compatible server that judges.")
+    judge_model: str | None = Field(None, description="Model that judges there.")
+    judge_key: SecretStr | None = Field(None, description="Key that it wants.")
+    judge_tokens: int = Field(8000, ge=64, description="Tokens of a trajectory that the judge sees, as estimated.")
+    rubric: str | None = Field(None, description="What the judge is to look at, in its own words.")
+    timeout_s: float = Field(120.0, gt=0, description="Seconds that a command or a judge may take for one trajectory.")
+    concurrency: int = Field(4, ge=1, description="Trajectories that are scored at once.")
+    only: str | None = Field(None, description="Score only trajectories whose id is LIKE this SQL pattern.")
+    task: str | None = Field(None, description="Score only tasks whose key is LIKE this SQL pattern.")
+    limit: int | None = Field(None, ge=1, description="At most so many at a time, the oldest first; unset: all.")
+    in_jobs: bool = Field(True, description="Whether a training job scores what is closed before it selects.")
+
+
 class OtherModel(BaseModel):
     """An engine that does not serve the policy, for an agent's side calls."""
 
@@ -185,6 +206,9 @@ class Settings(BaseSettings):
     schedule: ScheduleConfig = Field(
         default_factory=lambda: ScheduleConfig.model_validate({}), description="When jobs start by themselves."
     )
+    score: ScoreConfig = Field(
+        default_factory=lambda: ScoreConfig.model_validate({}), description="Who says how trajectories went."
+    )
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 
     @field_validator("upstream")
@@ -233,10 +257,16 @@ def _check_variables() -> None:
         if not variable.startswith("MOSAIC_") or variable in ATTEMPT_VARIABLES:
             continue
         names = variable.removeprefix("MOSAIC_").lower().split("__")
-        parts = {"train": TrainConfig.model_fields, "schedule": ScheduleConfig.model_fields}
-        known = Settings.model_fields if len(names) == 1 else parts.get(names[0], {})
+        part = Settings.model_fields.get(names[0]) if len(names) > 1 else None
+        known = Settings.model_fields if len(names) == 1 else _fields(part)
         if names[-1] not in known:
             raise SettingsError(f"{variable} names no setting.", "See `mosaic config` for all settings.")
+
+
+def _fields(part: FieldInfo | None) -> Mapping[str, Any]:
+    """The settings of a part of the tree."""
+    kind = None if part is None else part.annotation
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
 
 
 def origins(settings: Settings) -> dict[str, tuple[Any, str]]:

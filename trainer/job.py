@@ -29,6 +29,8 @@ from mosaic.credit import (
 from mosaic.errors import EngineError, GateError, NothingToTrain, PublishError, SettingsError
 from mosaic.lease import Lease, held
 from mosaic.records import Group, IdArray, JobState
+from mosaic.scoring.passive import score_closed
+from mosaic.scoring.scorers import scorer_of
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.jobs import Job
@@ -131,6 +133,7 @@ def run_job(
             log.info("job taken up", job=job.job_id, state=job.state.value)
             store.take_up_job(job.job_id)
         else:
+            score_waiting(store, settings)
             job = _begin(store, settings)
         config = TrainConfig.model_validate(job.settings)
         work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
@@ -170,6 +173,15 @@ def _why_not(store: Store, settings: Settings, job: Job, fresh: bool) -> str | N
 def _told(config: TrainConfig) -> dict[str, Any]:
     """What decides which weights come out of a job."""
     return config.model_dump(mode="json", exclude=KEPT_OUT)
+
+
+def score_waiting(store: Store, settings: Settings) -> None:
+    """Let the scorer of [score], if there is one, say how closed trajectories went, before any is chosen."""
+    scorer = scorer_of(settings.score) if settings.score.in_jobs else None
+    if scorer is not None:
+        found = score_closed(store, scorer, settings.score)
+        failed = sum(one.error is not None for one in found)
+        log.info("scored before selection", source=scorer.source, trajectories=len(found), failed=failed)
 
 
 def _begin(store: Store, settings: Settings) -> Job:

@@ -14,8 +14,9 @@ from mosaic.scoring.outcome import Score
 
 MAX_VARIABLE = 100_000
 """Bytes of a task that still go into a variable: Linux takes no more than 131,072 in one. The file always has it."""
-TEMPORARY = 75
-"""Exit status by which an agent says that it failed for reasons of its surroundings (EX_TEMPFAIL of sysexits.h)."""
+SURROUNDINGS = (75, 128 + 9, 128 + 15)
+"""Exit statuses of an agent that its surroundings failed: EX_TEMPFAIL of sysexits.h, by which it may say so itself, and
+what shells and containers end with when it was killed or ended."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 _OWN = ("trajectory", "base_url", "anthropic_base_url", "api_key", "attempt", "scratch", "task_file", "cwd")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mosaic.errors import MosaicError, SettingsError
-from mosaic.rollout.attempt import TEMPORARY, Agent, Ended, Made, Outcome, Result, Work
+from mosaic.rollout.attempt import SURROUNDINGS, Agent, Ended, Made, Outcome, Result, Work
 from mosaic.rollout.scoring import Scoring
 from mosaic.rollout.tasks import Task
 from mosaic.rollout.told import Told
@@ -219,7 +219,7 @@ def first_failure(results: Sequence[Result]) -> None:
 
 
 def _lost(ended: Ended) -> bool:
-    return ended.status == TEMPORARY or (ended.status is not None and ended.status < 0)
+    return ended.status is not None and (ended.status in SURROUNDINGS or ended.status < 0)
 
 
 def _named(base: str, tries: int) -> str:

@@ -162,6 +162,15 @@ def scored(connection: Connection) -> list[ScoredTrajectory]:
     ]
 
 
+def unscored(connection: Connection, wanted: Filter, limit: int | None) -> list[str]:
+    """Closed trajectories that nobody has scored, the oldest first."""
+    query = _named(select(TrajectoryRow.trajectory_id), wanted.like)
+    query = query.where(TrajectoryRow.state == TrajectoryState.CLOSED.value)
+    if wanted.task is not None:
+        query = query.where(TrajectoryRow.task_key.like(wanted.task))
+    return list(connection.scalars(query.order_by(TrajectoryRow.created_at).limit(limit)))
+
+
 def scored_since(connection: Connection, when: float) -> int:
     """How many trajectories were scored (or scored again) after `when`, and are not trained."""
     query = _scored(select(func.count()), Filter()).where(TrajectoryRow.state_at > when)

@@ -78,6 +78,16 @@ def append(connection: Connection, trajectory_id: str, reward: Reward, now: floa
     return RewardOutcome(trajectory_id, new, in_force=True, reopened=reopened)
 
 
+def append_closed(connection: Connection, trajectory_id: str, reward: Reward, now: float) -> bool:
+    """Append a scorer's reward to a closed trajectory; False where it is open again, or somebody was faster."""
+    state, _ = _state(connection, trajectory_id)
+    if state is not TrajectoryState.CLOSED:
+        count(connection, "scores_not_used", state.value)
+        return False
+    append(connection, trajectory_id, reward, now, 0.0)
+    return True
+
+
 def end(connection: Connection, trajectory_id: str, state: TrajectoryState, reason: str, now: float) -> TrajectoryState:
     """Say that a trajectory is over; returns its state now. What was scored or trained is not closed again.
 

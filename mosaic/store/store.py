@@ -109,6 +109,11 @@ class Store:
         with self.database.writing() as connection:
             return rewards.append(connection, trajectory_id, given, now, self._reward_window_s)
 
+    def score(self, trajectory_id: str, value: float | None, source: str, note: str | None = None) -> bool:
+        """Append a scorer's reward, unless the trajectory is not closed any more; whether it was written."""
+        with self.database.writing() as connection:
+            return rewards.append_closed(connection, trajectory_id, Reward(value, source, note), time.time())
+
     def end(self, trajectory_id: str, state: TrajectoryState, reason: str) -> TrajectoryState:
         """Say that a trajectory is over: closed, failed (its infrastructure: not a reward of 0, never trained) or
         truncated. Returns its state now. Raises `RequestError`."""
@@ -219,6 +224,11 @@ class Store:
         since = None if max_age_s is None else time.time() - max_age_s
         with self.database.reading() as connection:
             return listing.waiting(connection, Filter(like, task, oldest_version, since), limit)
+
+    def unscored(self, like: str | None = None, task: str | None = None, limit: int | None = None) -> list[str]:
+        """Ids of closed trajectories that nobody has scored, the oldest first."""
+        with self.database.reading() as connection:
+            return listing.unscored(connection, Filter(like, task), limit)
 
     def scored(self) -> list[ScoredTrajectory]:
         """All that is scored and that no job has trained, newest first."""

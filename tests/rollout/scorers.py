@@ -13,3 +13,8 @@ def said_it(finished: Finished) -> float | None:
 def broken(finished: Finished) -> float:
     """Fails."""
     raise RuntimeError(f"no idea of {finished.trajectory_id}")
+
+
+def first_line_is_42(finished: Finished) -> float:
+    """1 when it is."""
+    return float(finished.output.splitlines()[0] == "42")
