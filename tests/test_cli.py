@@ -149,8 +149,8 @@ def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
         assert command in listed
 
 
-def test_the_doctor_says_that_calls_wait_and_that_nobody_stores_them(tmp_path: Path, database: str) -> None:
-    leave(tmp_path / "var" / "spool", conversation(2))
+async def test_the_doctor_says_that_calls_wait_and_that_nobody_stores_them(tmp_path: Path, database: str) -> None:
+    await leave(tmp_path / "var" / "spool", conversation(2))
     engine = "http://127.0.0.1:1/v1"
     done = mosaic(tmp_path, "doctor", "--json", MOSAIC_DATABASE=database, MOSAIC_UPSTREAM=engine)
     assert done.returncode == 1
@@ -187,7 +187,7 @@ BAD = {
         3,
         "Check",
     ),
-    "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic trajectories"),
+    "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic train --dry-run"),
     "a checkpoint that is not there": (["train", "--model", "/nowhere"], "", 2, "config.json"),
     "a prune without an age": (["db", "prune"], "", 2, "--older-than 30d --dry-run"),
     "a prune with an odd age": (["db", "prune", "--older-than", "soon"], "", 2, "30d"),
