@@ -16,6 +16,8 @@ MIN_TEXT = 12
 """Shortest reply, in characters, that is recognised by its text alone."""
 LOOK_BACK = 3
 """Newest assistant texts in which emitted ids and texts are looked for."""
+NEWEST_IDS = 8
+"""Newest tool-call ids by which it is told whether a history is tied to a trajectory."""
 _ID = re.compile(r"[\w.:-]{6,}")
 
 
@@ -104,7 +106,7 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     end = (heads or found)[-1]
     session = pool.sessions[end.session_id]
     # Without tool-call ids, the same words may be those of another attempt.
-    anchored = bool(request.ids) or request.call.trajectory_id is not None
+    anchored = _anchored(pool, request, session)
     most = 0.99 if anchored else UNANCHORED
     emitter = _newest_emitter(pool, request, k) or _newer_text(pool, request, session, k)
     if emitter is not None and emitter.session_id != end.session_id:
@@ -265,7 +267,7 @@ def _compacted(pool: Pool, request: Request, session: Session, carried: list[Sum
     used = [s for s in open_ if s in used or s.call_id in [u.after for u in used]]
     # Without tool-call ids or claims, the same words may be those of an attempt whose summary is not known.
     named = request.claims.agent is not None and request.claims.agent == session.claims.agent
-    anchored = named or request.call.trajectory_id is not None or any(i in session.calls for i in request.ids)
+    anchored = named or _anchored(pool, request, session)
     sure = anchored and used[-1].score > UNANCHORED
     score = 0.97 if carried and sure else UNANCHORED if carried else 0.8
     evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
@@ -304,6 +306,17 @@ def _newest_emitter(pool: Pool, request: Request, after: int = -1) -> Mark | Non
                     return agents[-1]
                 return None
     return None
+
+
+def _anchored(pool: Pool, request: Request, session: Session) -> bool:
+    """Whether the operator, or an id that only this trajectory's calls emitted, ties a request to a session."""
+    if request.call.trajectory_id is not None:
+        return True
+    for tool_call_id in request.ids[-NEWEST_IDS:]:
+        emitters = {pool.sessions[m.session_id].trajectory_id for m in pool.find(id_key(tool_call_id))}
+        if emitters == {session.trajectory_id}:
+            return True
+    return False
 
 
 def same_agent(request: Request, session: Session) -> bool:
