@@ -59,6 +59,9 @@ class Version:
     live_at: float | None
     verification: Mapping[str, Any]
     """What was checked before it counted as live; empty when nothing was."""
+    restores: int | None = None
+    """The version whose weights were put back under this number; None for new ones."""
+    pinned: bool = False
 
 
 def recent(connection: Connection, limit: int = RECENT) -> list[Attempt]:

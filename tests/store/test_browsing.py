@@ -210,5 +210,8 @@ def test_jobs_and_versions_come_newest_first_with_what_was_measured(store: Store
     failed = store.start_job({})
     store.end_job(failed, error="no")
     jobs, versions = read(store, progress.jobs), read(store, progress.versions)
-    assert [(j.job_id, j.state, j.metrics) for j in jobs] == [(failed, "failed", {}), (job, "done", {"entropy": 1.5})]
+    assert [(j.job_id, j.state, j.metrics) for j in jobs] == [
+        (failed, "failed", {}),
+        (job, "published", {"entropy": 1.5}),
+    ]
     assert [(v.version, v.verification) for v in versions] == [(1, {"gap_after": 0.5})]
