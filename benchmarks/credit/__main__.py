@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.credit import figures
+from benchmarks.credit import figures, handoff
 from benchmarks.credit.methods import FRESH_SEEDS, METHODS, TUNING_SEEDS
 from benchmarks.credit.simulation import Job, jobs, simulate
 from benchmarks.results import Bar, write
@@ -32,6 +32,7 @@ def main() -> None:
         each.add_argument("--json", action="store_true", help="print the result as JSON and no table")
         each.add_argument("--tuning", action="store_true", help="on the tuning seeds; nothing is written")
     commands.add_parser("figures", help="draw the five figures from results/credit.json")
+    commands.add_parser("handoff", help="what survives a compaction, by how the handoff is credited")
     chain_all = commands.add_parser("chain", help="the real experiment, resumable")
     chain_all.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     one = commands.add_parser("chain-run", help="one run of it (used by chain)")
@@ -44,6 +45,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command in ("chain", "chain-run"):
         sys.exit(0 if _chain(arguments) else 1)
+    if arguments.command == "handoff":
+        sys.exit(0 if handoff.measure() else 1)
     if arguments.command == "figures":
         for path in figures.draw():
             print(path)

@@ -22,7 +22,7 @@ from examples.demo.__main__ import Plan, Stage
 from examples.demo.questions import Kind, Question, questions, score
 from mosaic.credit import RULES, Estimate, GroupStatistics, assign, group_input
 from mosaic.credit.estimate import pearson, spearman
-from mosaic.credit.information_gain import contributions, survivals
+from mosaic.credit.information_gain import Scale, contributions, survivals
 from mosaic.credit.replay import Removal, removals, replayed
 from mosaic.errors import NothingToTrain
 from mosaic.records import Group, Trajectory
@@ -34,6 +34,10 @@ SETTINGS: dict[str, Kind] = {"compaction": "chain", "subagents": "fork"}
 
 COMPARED = ("broadcast", "mosaic:trajectory", "mosaic:session", "mosaic")
 """Rules whose session advantages are compared with replayed contributions."""
+
+
+FLOOR = 20.0
+"""Nats per token: a policy in the middle of its search hardly ever answers, so that an answer's probability is 1e-6."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,7 @@ def _replay(
 
 def _scored(stage: Stage, read: Sequence[Trajectory], answers: Mapping[str, str]) -> Scored:
     unique = list({t.trajectory_id: t for t in read}.values())
-    scorer = AnswerScorer(engine_control(stage.settings), ScoringSettings(prefix=" "))
+    scorer = AnswerScorer(engine_control(stage.settings), ScoringSettings(Scale.LOG, FLOOR, prefix=" "))
     return scorer.score(unique, lambda t: [answers[t.trajectory_id]], recorded_tools(stage.store, unique))
 
 
@@ -214,7 +218,10 @@ def _gains(scored: Scored, chosen: Sequence[tuple[Trajectory, Removal]]) -> dict
 
 
 def _survival(stage: Stage, name: str, held_out: Sequence[Question], most: int = 24) -> dict[str, Any]:
-    """How much of the answer's information survives a compaction: mean share, and the scores around it."""
+    """How much of the answer's information survives a compaction: mean share, and the scores around it.
+
+    All summaries are read by the trained policy, those of the untrained one too: one judge for both.
+    """
     answers = {f"{name}-{number:03}": question.answer for number, question in enumerate(held_out)}
     read = [stage.store.trajectory(i) for i in answers]
     compacted = [t for t in read if any(s.kind == "compaction" for s in t.sessions)][:most]

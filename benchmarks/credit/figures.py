@@ -91,6 +91,9 @@ def _bars(
     width = 0.7 / len(figures)
     for index, (figure, label) in enumerate(figures.items()):
         x = [i + (index - (len(figures) - 1) / 2) * width for i in range(len(names))]
+        if around:
+            chart.dots(x, means[figure], stds[figure], COLOURS[index])
+            continue
         chart.bars(x, means[figure], stds[figure], width=width, colour=COLOURS[index], name=label)
     return chart
 

@@ -31,6 +31,5 @@ METHODS: dict[str, Method] = {
     "without session shaping": Method(RULES["mosaic:trajectory"]),
     "without usage": Method(RULES["mosaic:session"], information_gain),
     "without gate": Method(replace(MOSAIC, tau=float("-inf")), information_gain),
-    "rloo": Method(RULES["rloo"]),
 }
 """`mosaic` is the rule with its defaults and contributions by information gain."""

@@ -21,7 +21,7 @@ from typing import Any, Self
 from mosaic.credit.replay import Removal
 from mosaic.records import Message, Trajectory
 
-RANDOM_HEX = re.compile(r"[0-9a-f]{16,}")
+RANDOM_HEX = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}")
 """Ids that a framework makes up anew in every run and writes into its prompts."""
 
 

@@ -61,11 +61,21 @@ class Chart:
             self._marks.append(
                 f'<rect x="{x0:.1f}" y="{top:.1f}" width="{x1 - x0:.1f}" height="{height:.1f}" fill="{colour}"/>'
             )
+        self._whiskers(x, y, spread)
+        if name:
+            self._legend.append((colour, name))
+
+    def dots(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float], colour: str) -> None:
+        """Points with whiskers, for axes that do not begin at zero."""
+        self._whiskers(x, y, spread)
+        for at, value in zip(x, y, strict=True):
+            cx, cy = self._at(at, value).split(",")
+            self._marks.append(f'<circle cx="{cx}" cy="{cy}" r="4" fill="{colour}"/>')
+
+    def _whiskers(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float]) -> None:
         for at, value, half in zip(x, y, spread, strict=False):
             ends = f"{self._at(at, value - half)} {self._at(at, value + half)}"
             self._marks.append(f'<polyline points="{ends}" stroke="#222" stroke-width="1"/>')
-        if name:
-            self._legend.append((colour, name))
 
     def drawn(self, dx: float, dy: float) -> str:
         """The chart as a group of elements, moved to (dx, dy)."""
@@ -118,8 +128,8 @@ def _held(value: float, limits: tuple[float, float]) -> float:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers."""
-    step = 10 ** math.floor(math.log10((high - low) / 2))
-    step = next(s for s in (step / 5, step / 2, step, step * 2) if (high - low) / s <= 8)
+    """At most eight round numbers."""
+    power = 10 ** math.floor(math.log10((high - low) / 10))
+    step = next(power * s for s in (1, 2, 5, 10, 20) if (high - low) / (power * s) <= 8)
     first = math.ceil(low / step - 1e-9)
     return [round(first * step + i * step, 10) for i in range(int((high - first * step) / step + 1e-9) + 1)]

@@ -164,6 +164,13 @@ def test_what_of_the_answer_survives_a_compaction() -> None:
     assert survivals(empty, CHAIN) == ()
 
 
+def test_a_fork_is_neither_a_successor_nor_a_subagent() -> None:
+    fork = recorded_session("f", [call("f1", 6, [QUESTION])], SessionKind.FORK, "a", "a2")
+    forked = recorded("t", [*chain().sessions, fork])
+    assert contributions(forked, CHAIN | {at("f1"): 0.9}) == contributions(chain(), CHAIN)
+    assert SessionTree(forked).chain("a") == ["a", "b"]
+
+
 def test_a_loop_of_successors_ends() -> None:
     loop = recorded("t", [recorded_session(s, [], COMPACTION, p) for s, p in (("a", "b"), ("b", "a"))])
     assert SessionTree(loop).chain("a") == ["a", "b"]

@@ -37,6 +37,7 @@ def session(session_id: str, position: int, parent: str | None = None, **changes
         "opened_by_call_id": None,
         "created_at": float(position),
         "ended_at": None,
+        "ended": None,
         "calls": 1,
         "auxiliary_calls": 0,
         "inexact_calls": 0,
