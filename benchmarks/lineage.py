@@ -45,7 +45,7 @@ def quality() -> tuple[dict[str, Bar], dict[str, Any]]:
         bars[f"{name}_sure_merges"] = Bar("calls", "== 0", "put into another trajectory at >= 0.9", [whole.sure_merges])
         details[variant] = {**told(whole), "missed": _missed(scores)}
     details["calibration"] = calibration(everything)
-    details["rows"] = {row: [p.__name__ for p in playbooks] for row, playbooks in sorted(ROWS.items())}
+    details["rows"] = {str(row): [p.__name__ for p in playbooks] for row, playbooks in sorted(ROWS.items())}
     return bars, details
 
 

@@ -1,7 +1,7 @@
 """The command `mosaic`. Other packages add their commands as entry points, loaded only when they are called.
 
 Exit codes: 0 done, 1 other failure, 2 bad usage or settings, 3 database, 4 engine, 5 training, 6 nothing to train,
-7 publishing, 130 interrupted. Errors go to standard error, one line, with the next step.
+7 publishing, 8 another process does it, 130 interrupted. Errors go to standard error, one line, with the next step.
 """
 
 import sys
@@ -108,7 +108,11 @@ def main() -> None:
     for entry in entry_points(group="mosaic.commands"):
         # Only the command that is asked for is imported; the help lists them all.
         if named in (None, entry.name):
-            app.command(entry.name)(entry.load())
+            loaded = entry.load()
+            if isinstance(loaded, typer.Typer):
+                app.add_typer(loaded, name=entry.name)
+            else:
+                app.command(entry.name)(loaded)
     try:
         app(prog_name="mosaic")
     except MosaicError as error:

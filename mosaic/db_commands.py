@@ -89,7 +89,9 @@ def prune(
             "prune needs --older-than: it removes for good.",
             "See first what would go: `mosaic db prune --older-than 30d --dry-run`.",
         )
-    rule = PruneRule(_seconds(older_than), tuple(state) if state else None, keep_trained_since, dry_run=dry_run)
+    rule = PruneRule(
+        seconds(older_than, "--older-than"), tuple(state) if state else None, keep_trained_since, dry_run=dry_run
+    )
     with _opened(database) as opened, progress("pruning trajectories") as bar:
         gone = remove(opened, rule, bar)
     if as_json:
@@ -107,11 +109,11 @@ def _opened(database: str | None) -> Iterator[Database]:
         opened.close()
 
 
-def _seconds(age: str) -> float:
+def seconds(age: str, option: str) -> float:
     """Seconds of an age such as `30d`. Raises `SettingsError`."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
     if parts is None:
-        raise SettingsError(f"--older-than {age!r} is no age.", "Give a number with s, m, h, d or w, such as 30d.")
+        raise SettingsError(f"{option} {age!r} is no age.", "Give a number with s, m, h, d or w, such as 30d.")
     return float(parts[1]) * UNITS[parts[2]]
 
 

@@ -7,7 +7,10 @@
     ├── EngineError       vLLM is unreachable, died or answered something unusable
     ├── TrainError        training cannot start or did not finish
     │   └── NothingToTrain  there is nothing to learn from; carries the reasons
-    └── PublishError      new weights could not be put live
+    ├── PublishError      new weights could not be put live
+    │   ├── GateError       the command that judges them failed
+    │   └── PolicyPinned    a version is held, so no other goes live
+    └── LeaseTaken        another process does this work, which only one may do at a time
 
 Raise plainly where the fault is seen; a boundary (CLI, route, job) turns it into an exit code or a status once.
 Every message says what was wrong and where; `next_step` says what to do about it.
@@ -75,3 +78,17 @@ class PublishError(MosaicError):
     """New weights could not be put live; the previous version serves on."""
 
     exit_code = 7
+
+
+class GateError(PublishError):
+    """The command that judges a new version failed, so nothing is known of it."""
+
+
+class PolicyPinned(PublishError):
+    """The live version is held (`mosaic policy pin`), so no other goes live."""
+
+
+class LeaseTaken(MosaicError):
+    """Another process does this work, which only one may do at a time."""
+
+    exit_code = 8

@@ -42,6 +42,27 @@ class TrajectoryState(StrEnum):
     TRAINED = "trained"
 
 
+class JobState(StrEnum):
+    """How far a training job has come. Whatever is not settled is taken up again by the next one."""
+
+    SELECTED = "selected"
+    """Its trajectories are chosen."""
+    CREDITED = "credited"
+    """Their advantages are known."""
+    TRAINED = "trained"
+    """Its checkpoint is written; the engines may be anywhere between the old weights and the new."""
+    VERIFIED = "verified"
+    """The new weights are live, and are the checkpoint's; the gate has not spoken yet."""
+    PUBLISHED = "published"
+    FAILED = "failed"
+    IMPORTED = "imported"
+    """Of another database; only its name is known."""
+
+
+UNSETTLED = (JobState.SELECTED, JobState.CREDITED, JobState.TRAINED, JobState.VERIFIED)
+"""States that a job does not end in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One choice of a call: what the policy sampled."""

@@ -44,10 +44,63 @@ class TrainConfig(BaseModel):
     epochs: int = Field(1, ge=1, description="Passes over the trajectories of one job.")
     minibatches: int = Field(1, ge=1, description="Optimizer steps per epoch; a trajectory is never split over two.")
     only: str | None = Field(None, description="Train only trajectories whose id is LIKE this SQL pattern.")
+    task: str | None = Field(None, description="Train only tasks whose key is LIKE this SQL pattern.")
+    max_age_s: float | None = Field(None, gt=0, description="Train only what had a call in the last so many seconds.")
     max_trajectories: int = Field(1024, ge=1, description="Most trajectories that one job takes, whole groups, newest.")
     max_staleness: int = Field(1, ge=0, description="Policy versions that a trajectory may be behind the live one.")
+    stale_tokens: Literal["keep", "mask", "weight", "drop"] = Field(
+        "keep", description="Tokens that older versions sampled: mask them, weight them down, or drop their sequence."
+    )
+    fresh_versions: int = Field(0, ge=0, description="Versions behind up to which a token is not stale.")
+    stale_decay: float = Field(0.5, gt=0, le=1, description="Factor of `weight` for each version beyond these.")
+    loss: Literal["dapo", "cispo", "vespo"] = Field("dapo", description="TRL's loss; dapo is the clipped one.")
+    normalisation: Literal["trajectory-mean", "agent-mean", "sequence-mean", "token-mean"] = Field(
+        "trajectory-mean", description="What a token weighs; by default every trajectory weighs the same."
+    )
+    proximal: Literal["engine", "trainer"] = Field("engine", description="Whose logprobs the ratio starts from.")
+    importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        "token_truncate", description="How engine-trainer weights are bounded (proximal = trainer); sequence: session."
+    )
+    kl: float = Field(0.0, ge=0, description="Weight of the KL term to the reference; 0 has none.")
+    reference: Path | None = Field(None, description="Checkpoint of the reference; unset: where the job starts.")
+    micro_batch_tokens: int = Field(8192, ge=1, description="Most tokens of one forward pass, padding included.")
+    bf16: bool = Field(False, description="Mixed precision, for GPUs; weights and optimizer stay float32.")
+    gradient_checkpointing: bool = Field(False, description="Less memory, about 30 % more time.")
+    trl: dict[str, Any] = Field({}, description="Further options of TRL's GRPOConfig.")
+    launch: list[str] = Field(
+        [], description='Command that starts the trainer, as ["accelerate", "launch", "--num_processes", "2"].'
+    )
     max_tokens: int = Field(4096, ge=1, description="Longest sequence in tokens; longer ones lose whole calls.")
+    nice: int = Field(10, ge=0, le=19, description="How far `mosaic train` steps back behind serving (Unix niceness).")
+    threads: int | None = Field(None, ge=1, description="CPU threads of `mosaic train`; unset: OMP_NUM_THREADS.")
+    seed: int = Field(0, description="Order of trajectories over the steps of a job.")
+    pause: Literal["keep", "wait", "abort"] = Field(
+        "keep", description="What a swap does to calls in flight: freeze them, let them end, or cut them short."
+    )
+    transport: Literal["disk", "nccl"] = Field("disk", description="How weights reach the engine; nccl needs GPUs.")
+    nccl_workers: int = Field(1, ge=1, description="GPUs of each engine, for transport = nccl.")
+    gate: str | None = Field(None, description="Shell command that prints a score of the live policy, last; see docs.")
+    gate_tolerance: float = Field(0.0, ge=0, description="How much lower the score may be with the new version.")
+    gate_timeout_s: float = Field(3600.0, gt=0, description="Seconds after which the gate's command is given up.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
+
+
+class ScheduleConfig(BaseModel):
+    """When training jobs start by themselves (`mosaic schedule`, and inside `mosaic serve`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cron: str | None = Field(None, description='Times of day, five fields of cron, local time: "0 3 * * *".')
+    every_s: float | None = Field(None, gt=0, description="Seconds from the start of one job to that of the next.")
+    when_scored: int | None = Field(None, ge=1, description="As soon as so many were scored since the last job began.")
+    idle_s: float | None = Field(None, gt=0, description="Begin only when no call has ended for so many seconds.")
+    hours: str | None = Field(None, description="Begin only within these hours of the day, local time: 22:00-06:00.")
+    look_every_s: float = Field(15.0, gt=0, description="Seconds between two looks at what is due.")
+
+    @property
+    def starts(self) -> bool:
+        """Whether anything starts a job."""
+        return self.cron is not None or self.every_s is not None or self.when_scored is not None
 
 
 class OtherModel(BaseModel):
@@ -81,6 +134,12 @@ class Settings(BaseSettings):
     )
     trajectory_secret: SecretStr | None = Field(
         None, min_length=16, description="Signs keys that name a trajectory (`mosaic key`); unset knows none."
+    )
+    policy_model: str | None = Field(
+        None, description="Name under which the engine serves the policy; a LoRA adapter's. Unset: the first it lists."
+    )
+    webhook_secret: SecretStr | None = Field(
+        None, min_length=16, description="Signs rewards that come by webhook, without a key; unset takes none."
     )
     replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
@@ -119,6 +178,9 @@ class Settings(BaseSettings):
     keep_trained_since: int | None = Field(0, description="Retention spares what these versions were trained on.")
     workers: int = Field(1, ge=1, le=64, description="Proxy processes that serve the port together.")
     drain_s: float = Field(10.0, ge=0, description="Seconds that open calls get to end when the proxy is stopped.")
+    schedule: ScheduleConfig = Field(
+        default_factory=lambda: ScheduleConfig.model_validate({}), description="When jobs start by themselves."
+    )
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 
     @field_validator("upstream")
@@ -167,7 +229,8 @@ def _check_variables() -> None:
         if not variable.startswith("MOSAIC_"):
             continue
         names = variable.removeprefix("MOSAIC_").lower().split("__")
-        known = Settings.model_fields if len(names) == 1 else TrainConfig.model_fields if names[0] == "train" else {}
+        parts = {"train": TrainConfig.model_fields, "schedule": ScheduleConfig.model_fields}
+        known = Settings.model_fields if len(names) == 1 else parts.get(names[0], {})
         if names[-1] not in known:
             raise SettingsError(f"{variable} names no setting.", "See `mosaic config` for all settings.")
 

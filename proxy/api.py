@@ -16,7 +16,9 @@ from proxy.recorder import Recorder
 class RewardIn(BaseModel):
     """A reward for one trajectory."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"reward": 1.0, "source": "tests", "note": "12 of 12"}]}
+    )
 
     reward: float | None = Field(allow_inf_nan=False, description="How it went; null when it cannot be scored.")
     source: str = Field("api", max_length=64, description="Who says so.")
@@ -27,7 +29,9 @@ class RewardIn(BaseModel):
 class EndIn(BaseModel):
     """That a trajectory is over, and how."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"state": "failed", "reason": "sandbox_died"}]}
+    )
 
     state: Literal["closed", "failed", "truncated"] = Field("closed", description="How it ended.")
     reason: str = Field("api", max_length=200, description="Why; counted.")

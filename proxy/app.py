@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
-from proxy import api, browse_api, maintenance, metrics
+from proxy import api, browse_api, maintenance, metrics, webhooks
 from proxy.access import check_bind, check_host, check_key
 from proxy.events import Events
 from proxy.exchange import headers_of
@@ -33,7 +33,7 @@ from proxy.writer import COLLECT_AFTER
 
 MAX_CONTROL_BYTES = 2**20
 """Largest body that a control route takes."""
-CALLS_SHOWN = ("/api/trajectories", "/api/calls", "/api/group", "/ui/t", "/ui/c")
+CALLS_SHOWN = ("/api/trajectories", "/api/calls", "/api/group", webhooks.PREFIX, "/ui/t", "/ui/c")
 """Routes that show or change what calls have become: all that have ended must be in the database first."""
 
 
@@ -62,7 +62,7 @@ class Application:
             await self._control(scope, receive, send)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The control routes: nothing is read or looked up before the key is known to be good."""
+        """The control routes: nothing is looked up before the key, or a webhook's signature, is known to be good."""
         headers, path = headers_of(scope["headers"]), scope["path"]
         if entry.is_ui(path):
             send = _protected(send)
@@ -70,9 +70,11 @@ class Application:
             check_host(self._settings, headers)
             if entry.is_ui(path):
                 entry.check(self._settings, scope["method"], path, headers)
-            else:
+            elif not path.startswith(webhooks.PREFIX):
                 check_key(self._settings, headers)
             body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))
+            if path.startswith(webhooks.PREFIX):
+                webhooks.check(self._settings, headers, body)
         except RequestError as error:
             if entry.is_ui(path) and error.status == 401 and scope["method"] == "GET":
                 to = entry.to_login(path, scope["query_string"]).encode("ascii", "replace")
@@ -114,7 +116,8 @@ class Application:
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
         app.include_router(api.router(self._settings, self._store, self._recorder))
-        app.include_router(browse_api.router(self._store, self._events))
+        app.include_router(browse_api.router(self._settings, self._store, self._events))
+        app.include_router(webhooks.router(self._store))
         app.include_router(pages.router(self._settings, self._store, self._events, self._texts))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)

@@ -1,7 +1,6 @@
 """The reading half of the control API: all that the dashboard shows, page by page, and what happens, live."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,12 +9,15 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.errors import RequestError
+from mosaic.settings import Settings
 from mosaic.store import Store, browsing, call_browsing, progress
 from mosaic.store.browsing import Filter, Page
-from mosaic.store.reading import read_trajectories
+from mosaic.store.reading import load, read_trajectories
+from mosaic.store.stats import stats
 from proxy.api import REFUSALS
+from proxy.doctor import findings
 from proxy.events import Events
-from proxy.ui.group_view import GroupView, group_view
+from proxy.ui.group_view import GroupView, Task, group_view
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Items of a page, at most.")]
 NEXT = "`next` of the page before; none for the first."
@@ -47,7 +49,7 @@ class Asked(BaseModel):
     scored: bool | None = Field(None, description="Only those with (or without) a reward.")
 
 
-def router(store: Store, events: Events) -> APIRouter:
+def router(settings: Settings, store: Store, events: Events) -> APIRouter:
     """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
     api = APIRouter(prefix="/api", responses=REFUSALS)
 
@@ -85,6 +87,7 @@ def router(store: Store, events: Events) -> APIRouter:
             row = call_browsing.call_row(connection, call_id)
             asked = call_browsing.params(connection, row)
             shown = {name: value for name, value in row.items() if name not in ("params", "params_id", "headers")}
+            shown |= {name: load(row[name] or "null") for name in ("evidence", "rivals")}
             return {**shown, "params": asked, "choices": call_browsing.replies(connection, call_id)}
 
     @api.get("/calls/{call_id}/messages", response_model=Some)
@@ -111,9 +114,12 @@ def router(store: Store, events: Events) -> APIRouter:
         }
 
     @api.get("/group")
-    def show_group(task: str = Query(description="Key of the task.")) -> dict[str, Any]:
+    def show_group(
+        task: str = Query(description="Key of the task."),
+        version: int | None = Query(None, ge=0, lt=2**31, description="Only attempts of this policy version."),
+    ) -> dict[str, Any]:
         """The newest attempts at a task side by side, with the advantage that each credit rule would give."""
-        return asdict(group_of(store, task))
+        return asdict(group_of(store, task, version))
 
     @api.get("/training")
     def show_training() -> dict[str, Any]:
@@ -124,6 +130,16 @@ def router(store: Store, events: Events) -> APIRouter:
                 "jobs": [asdict(one) for one in progress.jobs(connection)],
                 "versions": [asdict(one) for one in progress.versions(connection)],
             }
+
+    @api.get("/findings", response_model=Some)
+    def show_findings() -> dict[str, Any]:
+        """What `mosaic doctor` finds from here; asks the engine, and waits for it for some seconds at most."""
+        return {"items": [asdict(one) for one in findings(settings)], "next": None}
+
+    @api.get("/certificate")
+    def show_certificate() -> dict[str, Any]:
+        """What can be trained of all that was recorded, what not and why; and what it takes. Reads every call once."""
+        return {**asdict(store.certificate()), "database": asdict(stats(store.database))}
 
     @api.get("/events", response_class=StreamingResponse, include_in_schema=False)
     def follow(
@@ -141,12 +157,13 @@ def paged(found: "Page[Any]") -> dict[str, Any]:
     return {"items": [asdict(item) for item in found.items], "next": found.next}
 
 
-def group_of(store: Store, task_key: str) -> GroupView:
+def group_of(store: Store, task_key: str, version: int | None = None) -> GroupView:
     """The attempts at a task. Raises `RequestError` (404) when there is none."""
     with store.database.reading() as connection:
-        ids = progress.attempts(connection, task_key)
-        texts: Mapping[str, str] = progress.task_texts(connection, [task_key])
+        ids = progress.attempts(connection, task_key, version)
+        text = progress.task_texts(connection, [task_key]).get(task_key, "")
+        task = Task(task_key, text, version, progress.versions_of(connection, task_key))
         found = read_trajectories(connection, ids)
     if not ids:
-        raise RequestError(f"there is no attempt at a task {task_key[:80]!r}.", "See `task_key`.", status=404)
-    return group_view(task_key, texts.get(task_key, ""), [found[i] for i in ids if i in found])
+        raise RequestError(f"there is no such attempt at a task {task_key[:80]!r}.", "See `task_key`.", status=404)
+    return group_view(task, [found[i] for i in ids if i in found])

@@ -4,7 +4,10 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +53,13 @@ def serve(
     Store(settings.database).close()
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
     said = f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}"
+    # Until uvicorn listens to signals, being asked to end must still end the schedule too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with _schedule(settings):
+        _serve(settings, flags, listener, said)
+
+
+def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.socket, said: str) -> None:
     if settings.workers > 1:
         typer.echo(said, err=True)
         _serve_together(settings, flags, listener)
@@ -84,6 +94,26 @@ def relink(
         f"{found.calls} calls; {would}moved: {len(found.moved)}; {would}linked otherwise: {found.links} sessions; "
         f"{would}given their evidence: {found.filled}"
     )
+
+
+@contextmanager
+def _schedule(settings: Settings) -> Iterator[None]:
+    """Run the schedule of [schedule], if there is one, in a process of its own: the proxy loads nothing of training."""
+    if not settings.schedule.starts:
+        yield
+        return
+    command = [sys.executable, "-m", "mosaic", "schedule", "--parent", str(os.getpid())]
+    given = {"MOSAIC_UPSTREAM": settings.upstream, "MOSAIC_DATABASE": settings.database}
+    process = subprocess.Popen(command, env={**os.environ, **given}, stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(settings.drain_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def key(trajectory: str) -> None:

@@ -72,5 +72,6 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: bytes) -> None:
-        self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        if not self._answering():  # else it would stand in the middle of the answer before
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
         self.transport.close()

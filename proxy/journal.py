@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,7 @@ from proxy.trace import Origin, Trace
 
 PREFIX = "calls-"
 GATHER_S = 0.002
-"""Seconds that an fsync waits for more calls to end, where many are open: it costs the same for one as for ten."""
+"""Seconds that a write or an fsync waits for more, where many calls are open: it costs the same for one as for ten."""
 MANY = 8
 """Calls in flight from which on it waits."""
 FILE_BYTES = 16 * 2**20
@@ -47,25 +47,29 @@ class File:
     calls: int = 0
     """Calls that have begun in it since it was made."""
     open: int = 0
-    """Of these, those in flight."""
+    """Of these, those that need it still."""
     syncing: int = 0
     """Fsyncs of it that are under way or asked for."""
+    unwritten: list[bytes] = field(default_factory=list)
+    """Frames that wait to be written together."""
     torn: bool = False
     """True once it could not be written or synced: nothing more goes there."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """A call's place in the journal."""
 
     file: File
     number: int
-    whole: bool = True
-    """False once a piece of it could not be written."""
 
 
 class Journal:
-    """The calls of this worker. Used by one event loop."""
+    """The calls of this worker. Used by one event loop.
+
+    Frames are written at the end of the loop's turn, or after `GATHER_S` where many calls are open: one system call for
+    all.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,6 +78,8 @@ class Journal:
         self._let_go: list[Path] = []
         """Those that only the writer needs now."""
         self._disk = _Disk()
+        self._flushing = False
+        """True while a flush is to come."""
         self._waiting: list[tuple[File, asyncio.Future[bool]]] = []
         """Calls that have ended since the fsync that is under way began."""
         self._syncing = False
@@ -96,66 +102,52 @@ class Journal:
         return len(self._let_go) >= FILES_BEHIND
 
     def begin(self, origin: Origin, body: bytes) -> Entry | None:
-        """A call begins; None when the disk refuses, and then nothing of it is kept yet."""
+        """A call begins; None when the disk refuses a file, and then nothing of it is kept yet."""
         self._in_flight += 1
-        try:
-            file = self._current()
-            entry = Entry(file, file.calls + 1)
-            _write(file, frames.opening(entry.number, origin, body))
-        except OSError as error:
-            self._failed(error)
+        if (file := self._current()) is None:
             return None
         file.calls += 1
         file.open += 1
-        return entry
+        self._put(file, frames.opening(file.calls, origin, body))
+        return Entry(file, file.calls)
 
     def piece(self, entry: Entry | None, piece: bytes, when: float) -> None:
         """A piece of a stream has come."""
-        if entry is not None and entry.whole:
-            try:
-                _write(entry.file, frames.frame(b"P", entry.number, piece, when))
-            except OSError as error:
-                entry.whole = False
-                self._failed(error)
+        if entry is not None:
+            self._put(entry.file, frames.frame(b"P", entry.number, piece, when))
 
-    def end(self, entry: Entry | None, trace: Trace, at: float) -> File | None:
-        """A call has ended at `at` (monotonic seconds): write the rest of it. None when the disk refuses; then `hold`
-        it."""
+    def end(self, entry: Entry | None, trace: Trace) -> File | None:
+        """A call has ended: write the rest of it. `sync` the file, or `flush`, to know that it stands there; then the
+        entry is `over`. None when the disk refuses."""
         self._in_flight -= 1
-        file = self._end_in_place(entry, trace, at) or self.write(trace, at)
-        if file is not None:
-            self._over(entry)
-        return file
-
-    def _end_in_place(self, entry: Entry | None, trace: Trace, at: float) -> File | None:
-        if entry is None or not entry.whole:
-            return None
+        if entry is None or entry.file.torn:
+            return self.write(trace)
         # What came in one piece has not been written yet.
-        rest = () if trace.event_stream else trace.pieces
-        written = [frames.frame(b"P", entry.number, piece, when) for when, piece in rest]
-        try:
-            _write(entry.file, b"".join([*written, frames.ending(entry.number, trace, at)]))
-        except OSError as error:
-            self._failed(error)
-            return None
+        for when, piece in () if trace.event_stream else trace.pieces:
+            self._put(entry.file, frames.frame(b"P", entry.number, piece, when))
+        self._put(entry.file, frames.ending(entry.number, trace, time.monotonic()))
         return entry.file
 
-    def write(self, trace: Trace, at: float) -> File | None:
-        """Write all of a call that has ended. None when the disk refuses."""
-        try:
-            file = self._current()
-            _write(file, frames.whole(file.calls + 1, trace, at))
-        except OSError as error:
-            self._failed(error)
+    def write(self, trace: Trace) -> File | None:
+        """Write all of a call that has ended. None when the disk refuses a file."""
+        if (file := self._current()) is None:
             return None
         file.calls += 1
+        self._put(file, frames.whole(file.calls, trace, time.monotonic()))
         return file
+
+    def over(self, entry: Entry | None) -> None:
+        """Nothing more comes to a call's place. Not before the call stands there or elsewhere in full: a file that is
+        let go gives what is open in it as interrupted."""
+        if entry is not None:
+            entry.file.open -= 1
+            self._let_go_if_over(entry.file)
 
     def hold(self, entry: Entry | None, trace: Trace) -> bool:
         """Keep a call in memory that the disk refuses; false when that would be too much, and then it is lost."""
         size = len(trace.body) + sum(len(piece) for _, piece in trace.pieces)
         if self._held_bytes + size > MAX_HELD_BYTES:
-            self._over(entry)
+            self.over(entry)
             return False
         self._held_bytes += size
         self._held.append((entry, trace))
@@ -165,14 +157,29 @@ class Journal:
         """Write what is held, as far as the disk takes it."""
         while self._held:
             entry, trace = self._held[0]
-            if self.write(trace, time.monotonic()) is None:
+            file = self.write(trace)
+            self.flush()
+            if file is None or file.torn:
                 return
             del self._held[0]
-            self._over(entry)
+            self.over(entry)
         self._held_bytes = 0
 
+    def flush(self) -> None:
+        """Write all that waits. A file that the disk refuses is torn."""
+        self._flushing = False
+        for file in [file for file in self._files if file.unwritten]:
+            data = b"".join(file.unwritten)
+            file.unwritten.clear()
+            try:
+                _write(file, data)
+            except OSError as error:
+                file.torn = True
+                self._failed(error)
+            self._let_go_if_over(file)
+
     def sync(self, file: File) -> "asyncio.Future[bool]":
-        """Becomes true once all that was written to the file until now is on disk, false if it cannot be."""
+        """Becomes true once all that was put into the file until now is on disk, false if it cannot be."""
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[bool] = loop.create_future()
         file.syncing += 1
@@ -187,49 +194,60 @@ class Journal:
 
     def close(self) -> None:
         """Let go of all files: the writer ends them."""
+        self.flush()
         self.retry()
         self._disk.close()
         for file in self._files:
             os.close(file.descriptor)
         self._files = []
 
+    def _put(self, file: File, data: bytes) -> None:
+        if file.torn:
+            return
+        file.unwritten.append(data)
+        if not self._flushing:
+            self._flushing = True
+            loop = asyncio.get_running_loop()
+            if self._in_flight < MANY:
+                loop.call_soon(self.flush)
+            else:
+                loop.call_later(GATHER_S, self.flush)
+
     def _sync(self) -> None:
         """One fsync for all that wait; those that come meanwhile wait for the next."""
+        self.flush()
         waiting, self._waiting = self._waiting, []
-        files = {file.descriptor: file for file, _ in waiting}
+        descriptors = list({file.descriptor for file, _ in waiting if not file.torn})
         loop = asyncio.get_running_loop()
-        self._disk.sync(list(files), lambda error: loop.call_soon_threadsafe(self._synced, waiting, error))
+        self._disk.sync(descriptors, lambda error: loop.call_soon_threadsafe(self._synced, waiting, error))
 
     def _synced(self, waiting: "list[tuple[File, asyncio.Future[bool]]]", error: OSError | None) -> None:
         if error is not None:
             self._failed(error)
         for file, durable in waiting:
             file.syncing -= 1
-            if not durable.done():
-                durable.set_result(error is None)
             file.torn = file.torn or error is not None
+            if not durable.done():
+                durable.set_result(not file.torn)
             self._let_go_if_over(file)
         self._syncing = bool(self._waiting)
         if self._waiting:
             self._sync()
 
-    def _current(self) -> File:
-        """The file that takes calls that begin. Raises `OSError`."""
+    def _current(self) -> File | None:
+        """The file that takes calls that begin; None when the disk refuses one."""
         if not self._files or self._files[-1].torn or self._files[-1].size > FILE_BYTES:
-            self._files.append(File(*owned.create(self._folder, PREFIX)))
+            try:
+                self._files.append(File(*owned.create(self._folder, PREFIX)))
+            except OSError as error:
+                self._failed(error)
+                return None
             for file in self._files[:-1]:
                 self._let_go_if_over(file)
         return self._files[-1]
 
-    def _over(self, entry: Entry | None) -> None:
-        """Nothing more comes to a call's place. Not before the call stands elsewhere in full: a file that is let go
-        gives what is open in it as interrupted."""
-        if entry is not None:
-            entry.file.open -= 1
-            self._let_go_if_over(entry.file)
-
     def _let_go_if_over(self, file: File) -> None:
-        if not file.open and not file.syncing and file in self._files[:-1]:
+        if not file.open and not file.syncing and not file.unwritten and file in self._files[:-1]:
             self._files.remove(file)
             self._let_go.append(file.path)
             os.close(file.descriptor)
@@ -240,11 +258,8 @@ class Journal:
 
 
 def _write(file: File, data: bytes) -> None:
-    if file.torn:
-        raise OSError(errno.EIO, "the file could not be written before")
     written = os.write(file.descriptor, data)
     if written < len(data):  # a full disk; what may have been read of it already has no end, and stands elsewhere later
-        file.torn = True
         os.ftruncate(file.descriptor, file.size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     file.size += written

@@ -20,7 +20,7 @@ import structlog
 from mosaic.errors import SettingsError
 from mosaic.settings import Settings
 from proxy.beside import CLOSE_S, writer_at
-from proxy.journal import Entry, Journal
+from proxy.journal import Entry, File, Journal
 from proxy.progress import Progress
 from proxy.trace import Trace
 
@@ -58,6 +58,8 @@ class Recorder:
         self._ready = asyncio.Event()
         """Set once a writer has brought in what it found, or another one does."""
         self._loops: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Future[None]] = set()
+        """Calls that nobody waits for any more."""
         self._alive = False
         self._closing = asyncio.Event()
 
@@ -70,26 +72,36 @@ class Recorder:
 
     async def record(self, entry: Entry | None, trace: Trace) -> None:
         """Return once the call is durable, and committed where that is asked for. Never raises for a refusal."""
-        at = time.monotonic()
-        file = self.journal.end(entry, trace, at)
-        waits = self._settings.commit_first or self.journal.behind()
-        self._ring(0.0 if waits else GATHER_S)
-        if file is None:
-            self._refused(entry, trace)
-        elif not (waits and await self._committed(at)) and not await self.journal.sync(file):
-            # Once more, elsewhere. The writer reads it in any case, unless the whole machine stops.
-            again = self.journal.write(trace, time.monotonic())
-            if again is not None:
-                await self.journal.sync(again)
+        file = self.journal.end(entry, trace)
         self._recorded += 1
+        try:
+            await self._settle(entry, trace, file)
+        except asyncio.CancelledError:  # nobody waits any more; the call is kept all the same
+            task = asyncio.ensure_future(self._settle(entry, trace, file))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            raise
 
-    def _refused(self, entry: Entry | None, trace: Trace) -> None:
-        if not self.journal.hold(entry, trace):
+    async def _settle(self, entry: Entry | None, trace: Trace, file: File | None) -> None:
+        waits = self._settings.commit_first or self.journal.behind()
+        if waits:
+            self.journal.flush()  # the writer sees it now
+        self._ring(0.0 if waits else GATHER_S)
+        kept = waits and file is not None and not file.torn and await self._committed(time.monotonic())
+        if not kept:
+            kept = file is not None and await self.journal.sync(file)
+        if not kept:  # once more, elsewhere
+            file = self.journal.write(trace)
+            kept = file is not None and await self.journal.sync(file)
+        if kept:
+            self.journal.over(entry)
+        elif not self.journal.hold(entry, trace):
             self.lost += 1
             log.error("call LOST: neither the disk nor memory took it", call=trace.origin.call_id)
 
     async def caught_up(self) -> None:
         """Return once all that had ended until now is in the database, or cannot be for the moment."""
+        self.journal.flush()
         self._ring(0.0)
         await self._committed(time.monotonic())
 
@@ -143,6 +155,7 @@ class Recorder:
 
     async def close(self) -> None:
         """Let go of the journal, and let the writer end what it has."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self.journal.close()
         if self.journal.held:
             self.lost += self.journal.held

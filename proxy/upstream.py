@@ -97,6 +97,9 @@ class Upstream:
         if len(self._replicas) > 1:
             at = int.from_bytes(hashlib.blake2b(affinity().encode("utf-8", "replace"), digest_size=4).digest(), "big")
             base = self._replicas[at % len(self._replicas)]
+        if self._settings.policy_model is not None:
+            # The engine's other names (the base model of an adapter) are not the policy.
+            return Target(base, self._settings.upstream_api_key, self._settings.policy_model, trained=True)
         names = await self._served(base)
         known = not names or named in names
         return Target(base, self._settings.upstream_api_key, None if known else names[0], trained=True)

@@ -34,7 +34,7 @@ from proxy.trace import Trace, captured
 LOCK = ".writer"
 MAX_BATCH = 256
 """Most calls in one transaction."""
-MAX_BATCH_BYTES = 16 * 2**20
+MAX_BATCH_BYTES = 8 * 2**20
 """Bytes from which a transaction takes no further call."""
 RETRY_S = 1.0
 """Seconds after a refusal before the database is asked again."""

@@ -24,5 +24,12 @@ def test_nothing_but_training_itself_loads_torch(statement: str) -> None:
     assert loaded_by(statement, "torch", "transformers", "trl", "vllm") == []
 
 
+def test_templates_are_loaded_with_the_first_page_and_not_before() -> None:
+    assert loaded_by("import proxy.app, proxy.commands", "jinja2") == []
+
+
 def test_the_core_loads_no_web_framework() -> None:
-    assert loaded_by("import mosaic.cli, mosaic.lineage, mosaic.credit", "fastapi", "aiohttp", "uvicorn") == []
+    assert (
+        loaded_by("import mosaic.cli, mosaic.lineage, mosaic.credit, mosaic.client", "fastapi", "aiohttp", "uvicorn")
+        == []
+    )

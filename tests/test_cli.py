@@ -149,8 +149,8 @@ def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
         assert command in listed
 
 
-def test_the_doctor_says_that_calls_wait_and_that_nobody_stores_them(tmp_path: Path, database: str) -> None:
-    leave(tmp_path / "var" / "spool", conversation(2))
+async def test_the_doctor_says_that_calls_wait_and_that_nobody_stores_them(tmp_path: Path, database: str) -> None:
+    await leave(tmp_path / "var" / "spool", conversation(2))
     engine = "http://127.0.0.1:1/v1"
     done = mosaic(tmp_path, "doctor", "--json", MOSAIC_DATABASE=database, MOSAIC_UPSTREAM=engine)
     assert done.returncode == 1
@@ -187,7 +187,7 @@ BAD = {
         3,
         "Check",
     ),
-    "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic trajectories"),
+    "nothing to train": (["train", "--model", CHECKPOINT], "", 6, "mosaic train --dry-run"),
     "a checkpoint that is not there": (["train", "--model", "/nowhere"], "", 2, "config.json"),
     "a prune without an age": (["db", "prune"], "", 2, "--older-than 30d --dry-run"),
     "a prune with an odd age": (["db", "prune", "--older-than", "soon"], "", 2, "30d"),
@@ -228,3 +228,40 @@ def test_a_missing_python_is_said_by_make(tmp_path: Path) -> None:
     done = subprocess.run(["make", "install", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "Python 3.11 or newer with venv is needed" in done.stderr
+
+
+def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str) -> None:
+    where = ("--database", database)
+    shown = json.loads(mosaic(tmp_path, "show", "run-17", "--json", *where).stdout)
+    opening = shown["sessions"][1]["calls"][0]
+    told = json.loads(mosaic(tmp_path, "explain", opening, "--json", *where).stdout)
+    assert (told["opens_session"], told["session"]["kind"], told["rung"]) == (True, "compaction", "summary")
+    assert "compaction" in mosaic(tmp_path, "explain", opening, *where).stdout
+    following = json.loads(mosaic(tmp_path, "explain", shown["sessions"][0]["calls"][1], "--json", *where).stdout)
+    assert following["extends"]["call"] == shown["sessions"][0]["calls"][0]
+    missing = mosaic(tmp_path, "explain", "call-x", *where)
+    assert missing.returncode != 0
+    assert "mosaic show" in missing.stderr
+
+
+def test_every_call_is_counted_once_in_the_certificate(tmp_path: Path, database: str) -> None:
+    where = ("--database", database)
+    one = json.loads(mosaic(tmp_path, "certificate", "run-17", "--json", *where).stdout)
+    (listed,) = json.loads(mosaic(tmp_path, "trajectories", "--json", *where).stdout)
+    assert (
+        one["exact"] + one["spliced"] + sum(one["inexact"].values()) + sum(one["auxiliary"].values()) == listed["calls"]
+    )
+    assert json.loads(mosaic(tmp_path, "certificate", "--json", *where).stdout) == one
+    assert f"{one['exact']} exact" in mosaic(tmp_path, "certificate", *where).stdout
+
+
+def test_sessions_without_a_link_are_listed_for_review(tmp_path: Path, database: str) -> None:
+    where = ("--database", database)
+    assert json.loads(mosaic(tmp_path, "unlinked", "--json", *where).stdout) == []
+    store = Store(database)
+    again = [replace(c, call_id=f"again-{c.call_id}") for c in linear(Recording("run-17"), 1, "again")]
+    store.record(again)
+    store.close()
+    (found,) = json.loads(mosaic(tmp_path, "unlinked", "--json", *where).stdout)
+    assert (found["call_id"], found["trajectory_id"]) == (again[0].call_id, "run-17")
+    assert again[0].call_id in mosaic(tmp_path, "unlinked", *where).stdout

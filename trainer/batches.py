@@ -101,3 +101,27 @@ def token_factors(sequences: list[Sequence], normalisation: Normalisation) -> li
         n_tokens = per_session[sequence.trajectory_id, sequence.session_id]
         factors.append(total / (n_trajectories * n_sessions[sequence.trajectory_id] * n_tokens))
     return factors
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What goes through the model in one epoch, in tokens."""
+
+    real: int
+    """Of the sequences: prompts and samples."""
+    padding: int
+
+    @property
+    def waste(self) -> float:
+        """Share of padding."""
+        return self.padding / max(self.real + self.padding, 1)
+
+
+def pushed(sequences: list[Sequence], epoch: list[list[MicroBatch]]) -> Pushed:
+    """Count the tokens of an epoch's forward passes."""
+    real = padded = 0
+    for batch in (batch for step in epoch for batch in step if batch.rows):
+        lengths = [len(sequences[row].ids_L) for row in batch.rows]
+        real += sum(lengths)
+        padded += max(lengths) * len(lengths)
+    return Pushed(real, padded - real)

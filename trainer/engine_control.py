@@ -9,13 +9,17 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from mosaic.errors import EngineError
 from mosaic.records import IdArray, LogprobArray
 from mosaic.settings import Settings
+
+PauseMode = Literal["keep", "wait", "abort"]
+PROBE_SAMPLES = 64
+"""Most tokens that a probe of an adapter samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,12 @@ class EngineControl:
     base_url: str
     """Root of the server, without /v1."""
     model: str = "policy"
-    """Served model name."""
+    """Served model name; an adapter's own, where the policy is one."""
+    adapter: bool = False
+    """Whether `load` loads LoRA adapters under `model`, instead of weights in place."""
+    pause_mode: PauseMode = "keep"
+    nccl_workers: int = 0
+    """GPUs of the engine, to which weights are sent by NCCL; 0: it reads them from the checkpoint's folder."""
     api_key: str | None = None
     """Sent as a bearer token; None sends none."""
     timeout: float = 120.0
@@ -34,8 +43,9 @@ class EngineControl:
     """Seconds for loading a checkpoint."""
 
     def pause(self) -> None:
-        """Freeze all requests, running and new; they go on after `resume`."""
-        self._call("/pause?mode=keep", {})
+        """Stop generation; new requests wait for `resume`. Those that run are frozen (`keep`), ended first (`wait`: as
+        long as the longest takes), or cut short with what they have (`abort`: their clients see an early end)."""
+        self._call(f"/pause?mode={self.pause_mode}", {}, self.load_timeout)
 
     def resume(self) -> None:
         """Let frozen requests go on; harmless when nothing is paused."""
@@ -46,14 +56,24 @@ class EngineControl:
         return bool(self._call("/is_paused", None)["is_paused"])
 
     def load(self, checkpoint: Path, version: int) -> None:
-        """Load a checkpoint's weights in place, name them `version` and drop every KV value of the old ones.
+        """Load a checkpoint (its weights in place, or an adapter under its name), name it `version` and drop every KV
+        value of the old ones.
 
         Frozen requests give up their KV cache as well and are prefilled again with the new weights. Otherwise they
         would keep its blocks, vLLM would then keep the whole prefix cache (`success: false`), and new tokens would be
         sampled from a mixture of old and new weights whose logprobs no trainer can reproduce.
         """
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint.resolve())}}
-        self._call("/collective_rpc", body, self.load_timeout)
+        path = str(checkpoint.resolve())
+        if self.adapter:
+            named = {"lora_name": self.model, "lora_path": path, "load_inplace": True}
+            self._call("/v1/load_lora_adapter", named, self.load_timeout)
+        elif self.nccl_workers:
+            from trainer.nccl import send
+
+            send(self.base_url, checkpoint, self.nccl_workers)
+        else:
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            self._call("/collective_rpc", reload, self.load_timeout)
         self._call("/update_weight_version", {"new_version": str(version)})
         if not self._call("/reset_prefix_cache?reset_running_requests=true", {})["success"]:
             raise EngineError(f"{self.base_url} did not drop the KV cache of the old weights.", "Restart the engine.")
@@ -63,17 +83,36 @@ class EngineControl:
         value = self._call("/weight_info", None)["weight_version"]
         return None if value is None else str(value)
 
-    def served_model(self) -> str:
-        """Return the first model name that the engine serves: the base model, not an adapter."""
+    def served_models(self) -> list[str]:
+        """Return the model names that the engine serves: the base model's first, then adapters'."""
         served = self._call("/v1/models", None).get("data") or []
         if not served:
             raise EngineError(f"{self.base_url} serves no model.", "Start it with --model.")
-        return str(served[0]["id"])
+        return [str(model["id"]) for model in served]
 
-    def checksums(self) -> dict[str, str]:
-        """Return a checksum per weight tensor, in the engine's own layout; works while paused."""
+    def checksums(self) -> dict[str, str] | None:
+        """Return a checksum per weight tensor, in the engine's own layout; works while paused. None for an adapter,
+        whose weights vLLM does not count among the model's."""
+        if self.adapter:
+            return None
         reply = self._call("/weight_checker", {"action": "checksum"}, self.load_timeout)
         return dict(reply["checksums"])
+
+    def probe(self, ids_L: IdArray) -> tuple[IdArray, LogprobArray]:
+        """Return token ids (L,) and the natural-log probabilities (n,) of the last n of them, n < L.
+
+        They are the given ids and all but the first, or, for an adapter, some of them and a greedy continuation:
+        `prompt_logprobs` beside other requests ends vLLM 0.32's CPU engine when LoRA is enabled (run).
+        """
+        return self._continued(ids_L) if self.adapter else (ids_L, self.logprobs(ids_L))
+
+    def _continued(self, ids_L: IdArray) -> tuple[IdArray, LogprobArray]:
+        n_sampled = min(PROBE_SAMPLES, max(1, len(ids_L) // 2))
+        given = ids_L[: max(1, len(ids_L) - n_sampled)].tolist()
+        body = {"model": self.model, "prompt": given, "max_tokens": n_sampled, "temperature": 0, "logprobs": 0}
+        choice = self._call("/v1/completions", {**body, "return_token_ids": True, "ignore_eos": True})["choices"][0]
+        whole_L = np.asarray(given + choice["token_ids"], dtype=np.int32)
+        return whole_L, np.asarray(choice["logprobs"]["token_logprobs"], dtype=np.float32)
 
     def logprobs(self, ids_L: IdArray) -> LogprobArray:
         """Return the natural-log probability of each given token after the first: float32, (L-1,)."""
@@ -126,7 +165,8 @@ class EngineControl:
                 "Check that the engine runs (`upstream` in mosaic.toml, or --upstream).",
             ) from error
         try:
-            parsed = json.loads(content) if content else {}
+            # Loading an adapter is answered in words.
+            parsed = json.loads(content) if content and not path.endswith("lora_adapter") else {}
         except ValueError as error:
             raise EngineError(f"{self.base_url}{path} answered with no JSON.", "Check that it is vLLM.") from error
         return parsed if isinstance(parsed, dict) else {"value": parsed}
@@ -136,4 +176,4 @@ def engine_control(settings: Settings) -> EngineControl:
     """The engine of the settings, by the name of what it serves. Raises `EngineError` when it is down."""
     key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
     control = EngineControl(settings.upstream.rstrip("/").removesuffix("/v1"), api_key=key)
-    return replace(control, model=control.served_model())
+    return replace(control, model=settings.policy_model or control.served_models()[0])

@@ -1,7 +1,10 @@
 """One training job, top to bottom: select, credit, build sequences, train, publish, write down what was done.
 
-The store says which scored trajectories no job has trained yet. They are marked trained in one transaction, after the
-new version is live and verified; until then nothing about them changes.
+    selected -> credited -> trained (checkpoint written) -> verified (live) -> published, or failed with its reason
+
+Every arrow is one transaction. One job runs at a time, by lease. A job that died is taken up by the next run from
+where it stood, with its own settings, trajectories and seed, or failed with a reason; trajectories are marked trained
+together with the job, so none is trained twice.
 """
 
 import shutil
@@ -9,9 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
+from pydantic import ValidationError
 
 from mosaic.credit import (
     CreditSettings,
@@ -22,22 +27,34 @@ from mosaic.credit import (
     group_input,
     rule_settings,
 )
-from mosaic.errors import EngineError, NothingToTrain, SettingsError
-from mosaic.records import Group, IdArray
+from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError, SettingsError
+from mosaic.lease import Lease, held
+from mosaic.records import Group, IdArray, JobState
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
+from mosaic.store.jobs import Job
+from mosaic.store.listing import Waiting
+from trainer.batches import Normalisation
 from trainer.contributions import Contributions, estimated
-from trainer.engine_control import EngineControl, engine_control
-from trainer.probe import checkpoint_logprobs
-from trainer.publish import Publication, PublishReport, publish
-from trainer.round import StepReport, TrainReport, TrainSettings
+from trainer.gate import Gate
+from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
+from trainer.publish import Publication, PublishReport
+from trainer.replicas import running_engines
+from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
+from trainer.round_process import RoundRequest, run_round
 from trainer.sequences import Credit, Sequence, build_sequences
+from trainer.staleness import Staleness, settle
 
-MAX_PROBE = 512
-"""Longest probe for the check of published weights, in tokens."""
+LEASE = "training"
+"""Who holds it may train and change what the engines serve."""
+MAX_ATTEMPTS = 3
+"""A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
 
-MAX_GAP = 0.1
-"""Largest mean |engine - checkpoint| logprob in nats at which the engine counts as serving that checkpoint."""
+KEPT_OUT = {
+    *("keep_checkpoints", "output", "max_trajectories", "launch", "nice", "threads"),
+    *("pause", "transport", "nccl_workers", "gate", "gate_tolerance", "gate_timeout_s"),
+}
+"""Settings that do not decide which weights come out of a job."""
 
 log = structlog.get_logger()
 
@@ -65,112 +82,271 @@ class JobReport:
     left_out: Mapping[str, int]
     train: TrainReport
     published: PublishReport
+    resumed_from: JobState | None
+    """Where it was taken up again; None when it ran through."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What one job starts from."""
+@dataclass(slots=True)
+class _Work:
+    """A job under way."""
 
-    job_id: str
-    current: int
-    """The live policy version."""
+    store: Store
+    settings: Settings
+    """Those of this run: engines, publishing."""
+    config: TrainConfig
+    """Those that the job began with: what is trained, and how."""
+    job: Job
     model: Path
-    """Its checkpoint."""
-    rule: CreditSettings
+    """Checkpoint of the version from which it starts."""
+    lease: Lease
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.config.output.absolute() / self.job.job_id
+
+    def reached(self, state: JobState, **values: Any) -> None:
+        """Commit a step; nothing is done that another process might be doing as well."""
+        self.lease.check()
+        self.store.job_reached(self.job.job_id, state, **values)
+        self.job = self.store.job(self.job.job_id)
 
 
-def run_job(store: Store, settings: Settings, on_step: Callable[[StepReport], None] | None = None) -> JobReport:
-    """Run one job to the end. Raises `NothingToTrain` without a signal, `EngineError`, `TrainError` or
-    `PublishError` on failure."""
-    current, path = store.policy()
-    model = Path(path) if path is not None else settings.train.model
-    if model is None:
-        raise SettingsError(
-            "the checkpoint that the engine started with is not known.",
-            "Pass --model, or set model under [train] in mosaic.toml.",
-        )
-    rule = _rule(settings.train)
-    if not (model / "config.json").is_file():
-        raise SettingsError(
-            f"{model} holds no checkpoint (no config.json).", "Pass the folder that vLLM serves as --model."
-        )
-    job_id = store.start_job(settings.train.model_dump(mode="json"))
-    try:
-        report = _train_and_publish(store, settings, _Task(job_id, current, model, rule), on_step)
-    except BaseException as error:
-        store.end_job(job_id, error=f"{type(error).__name__}: {error}")
-        raise
-    store.end_job(job_id, metrics=_metrics(report))
-    return report
-
-
-def _train_and_publish(
-    store: Store, settings: Settings, task: _Task, on_step: Callable[[StepReport], None] | None
+def run_job(
+    store: Store, settings: Settings, on_step: Callable[[StepReport], None] | None = None, *, fresh: bool = False
 ) -> JobReport:
-    config, job_id, model = settings.train, task.job_id, task.model
-    waiting = store.waiting(config.only, task.current - config.max_staleness, config.max_trajectories)
-    groups = store.groups(waiting)
-    known = estimated(store, groups, settings, task.rule)
-    selection = select(groups, config, task.rule, known)
-    left_out = {**waiting.left_out, **selection.left_out}
+    """Take up the job that did not come to its end, or begin one, and run it to the end.
+
+    `fresh` fails the former, whatever it had done. An interrupted job (Ctrl-C, a crash, an engine that is away while it
+    is published) stays where it is for the next run; whatever else is raised fails it. Raises `NothingToTrain` without
+    a signal, `LeaseTaken` while another job runs, `EngineError`, `TrainError` or `PublishError` on failure.
+    """
+    rule(settings.train)  # a setting that cannot be used is said at once
+    with held(store, LEASE) as lease:
+        job = store.unsettled_job()
+        given_up = "given up: a fresh job was asked for" if fresh else None
+        if job is not None and (reason := given_up or _why_not(store, settings, job)):
+            log.warning("job failed", job=job.job_id, state=job.state.value, reason=reason)
+            store.end_job(job.job_id, error=reason)
+            job = None
+        resumed_from = None if job is None else job.state
+        if job is not None:
+            log.info("job taken up", job=job.job_id, state=job.state.value)
+            store.take_up_job(job.job_id)
+        else:
+            job = _begin(store, settings)
+        config = TrainConfig.model_validate(job.settings)
+        work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
+        try:
+            report = _run(work, on_step)
+        except (EngineError, GateError, PolicyPinned) as error:
+            if work.job.state in (JobState.SELECTED, JobState.CREDITED):
+                store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
+            else:
+                store.note_job(job.job_id, f"{type(error).__name__}: {error}")
+            raise
+        except Exception as error:
+            if store.job(job.job_id).state is not JobState.FAILED:
+                store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
+            raise
+    return replace(report, resumed_from=resumed_from)
+
+
+def _why_not(store: Store, settings: Settings, job: Job) -> str | None:
+    """Why an unsettled job cannot be taken up, or None when it can."""
+    try:
+        config = TrainConfig.model_validate(job.settings)
+    except ValidationError:
+        return f"died in state {job.state.value}; its settings are those of another release"
+    states = {v.version: v.state for v in store.versions()}
+    if job.policy_to is not None and states[job.policy_to] == "failed":
+        return f"died when its version {job.policy_to} had been rolled back"
+    version, _ = store.policy()
+    if version not in (job.policy_from, job.policy_to):
+        return f"died in state {job.state.value}; version {version} has gone live since"
+    if job.state in (JobState.TRAINED, JobState.VERIFIED):
+        return None
+    if job.attempts >= MAX_ATTEMPTS:
+        return f"died {job.attempts} times in state {job.state.value}"
+    changed = _told(config) != _told(settings.train)
+    return f"died in state {job.state.value}; [train] has changed since" if changed else None
+
+
+def _told(config: TrainConfig) -> dict[str, Any]:
+    """What decides which weights come out of a job."""
+    return config.model_dump(mode="json", exclude=KEPT_OUT)
+
+
+def _begin(store: Store, settings: Settings) -> Job:
+    """Choose trajectories and write a job down. Raises `SettingsError` when there is no checkpoint to start from."""
+    config = settings.train
+    current, _ = store.policy()
+    checkpoint_of(store, current, config.model)
+    check_pin(store)
+    waiting = waiting_for(store, config, current)
+    chosen = {"groups": dict(waiting.groups), "left_out": dict(waiting.left_out)}
+    return store.job(store.start_job(config.model_dump(mode="json"), chosen))
+
+
+def waiting_for(store: Store, config: TrainConfig, version: int) -> Waiting:
+    """The trajectories that a job would take on the live `version`."""
+    oldest = version - config.max_staleness
+    return store.waiting(config.only, oldest, config.max_trajectories, task=config.task, max_age_s=config.max_age_s)
+
+
+def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport:
+    """From wherever the job stands to its end."""
+    if work.job.state in (JobState.SELECTED, JobState.CREDITED):
+        _train(work, on_step)
+    gate = Gate.of(work.settings.train)
+    if work.job.state is JobState.TRAINED:
+        _publish(work, gate)
+    published = PublishReport.from_metrics(work.store.job_metrics(work.job.job_id))
+    trained = TrainReport.load(work.checkpoint / REPORT_FILE)
+    rejected = None if gate is None else _gate(work, gate, published.version)
+    chosen = work.job.selection
+    work.store.finish_training(
+        work.job.job_id,
+        published.version,
+        chosen["rewards"],
+        chosen["advantages"],
+        asdict(published),
+        metrics={k: float(v) for k, v in asdict(trained).items() if isinstance(v, int | float)},
+        error=None if rejected is None else str(rejected),
+    )
+    if rejected is not None:
+        raise rejected
+    _prune(work.store, work.config.output, work.config.keep_checkpoints, {work.checkpoint, work.model})
+    return JobReport(
+        job_id=work.job.job_id,
+        version=published.version,
+        groups=chosen["trained_groups"],
+        trajectories=len(chosen["rewards"]),
+        left_out=chosen["left_out"],
+        train=trained,
+        published=published,
+        resumed_from=None,
+    )
+
+
+def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
+    """Credit what was chosen and train on it: selected -> credited -> trained."""
+    if not work.checkpoint.exists():
+        groups = work.store.groups(Waiting(work.job.selection["groups"], {}))
+        told = work.settings.model_copy(update={"train": work.config})
+        known = estimated(work.store, groups, told, rule(work.config))
+        selection = choose(groups, work.config, rule(work.config), work.job.policy_from, known)
+        probe = _credited(work, selection)
+        running_engines(work.settings, work.model, work.job.policy_from, probe)
+        _remove_leftovers(work)
+        optimizer = work.model / OPTIMIZER_FILE
+        request = RoundRequest(
+            model_dir=work.model,
+            sequences=selection.sequences,
+            settings=train_settings(work.config),
+            output_dir=work.checkpoint,
+            optimizer_state=optimizer if optimizer.exists() else None,
+        )
+        run_round(request, work.settings.train.launch, on_step)
+        known.write(work.checkpoint)
+    work.reached(JobState.TRAINED, checkpoint=str(work.checkpoint))
+
+
+def _credited(work: _Work, selection: Selection) -> IdArray:
+    """Write down what the credit rule said; returns the probe for the engines.
+
+    Raises `NothingToTrain` when there is nothing to learn from.
+    """
+    chosen = work.job.selection
+    left_out = {**chosen["left_out"], **selection.left_out}
     for reason, number in left_out.items():
-        store.count("left_out_of_training", reason, number)
+        work.store.count("left_out_of_training", reason, number)
     if not selection.sequences:
         reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "nothing is scored"
         raise NothingToTrain(
             f"there is nothing to learn from ({reasons}).",
-            "Score attempts of one task with different outcomes; see `mosaic trajectories`.",
+            "Score attempts of one task with different outcomes; see `mosaic train --dry-run`.",
         )
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
-    engine = running_engine(settings, model, task.current, probe)
-    # Importing TRL takes seconds: only a job that has something to train pays for it.
-    from trainer.policy_trainer import OPTIMIZER_FILE, train
-
-    checkpoint = config.output.absolute() / job_id
-    optimizer = model / OPTIMIZER_FILE
-    trained = train(
-        model,
-        selection.sequences,
-        TrainSettings(learning_rate=config.learning_rate, epochs=config.epochs, minibatches=config.minibatches),
-        checkpoint,
-        optimizer_state=optimizer if optimizer.exists() else None,
-        on_step=on_step,
-    )
-    version = store.new_version(str(checkpoint), job_id)
-    published = publish(
-        [engine],
-        Publication(checkpoint, version, model, task.current, probe),
-        on_loaded=lambda: store.version_live(version),
-        on_rolled_back=lambda: _rolled_back(store, version, model),
-    )
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
-    store.finish_training(job_id, version, selection.trained, advantages, asdict(published))
-    known.write(checkpoint)
-    _prune(config.output, config.keep_checkpoints, {checkpoint, model})
-    return JobReport(
-        job_id=job_id,
-        version=version,
-        groups=sum(c.drop_reason is None for c in selection.credits),
-        trajectories=len(selection.trained),
-        left_out=left_out,
-        train=trained,
-        published=published,
+    credited = {
+        "groups": chosen["groups"],
+        "trained_groups": sum(c.drop_reason is None for c in selection.credits),
+        "left_out": left_out,
+        "rewards": selection.trained,
+        "advantages": advantages,
+        "probe": probe.tolist(),
+    }
+    work.reached(JobState.CREDITED, selection=credited)
+    return probe
+
+
+def _publish(work: _Work, gate: Gate | None) -> None:
+    """Put the checkpoint live and check it: trained -> verified."""
+    store, job = work.store, work.job
+    live, _ = store.policy()
+    if gate is not None and live == job.policy_from:
+        store.job_reached(job.job_id, JobState.TRAINED, metrics={"gate_before": gate.score("before", live)})
+    version = job.policy_to or store.new_version(str(work.checkpoint), job.job_id)
+    probe = np.array(job.selection["probe"], np.int32)
+    publication = Publication(work.checkpoint, version, work.model, job.policy_from, probe)
+    published = go_live(store, work.settings, publication, work.lease.check)
+    work.reached(JobState.VERIFIED, metrics=published.metrics)
+
+
+def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
+    """Judge the live version; the one before is live again, and the reason is returned, when this one may not stay."""
+    store, job = work.store, work.job
+    before = store.job_metrics(job.job_id).get("gate_before")
+    if before is None:
+        log.warning("no gate: it was set after the version went live", version=version)
+        return None
+    try:
+        after = gate.score("after", version)
+        work.reached(JobState.VERIFIED, metrics={"gate_after": after})
+        gate.check(before, after, version)
+    except PublishError as error:
+        probe = np.array(job.selection["probe"], np.int32)
+        put_back(store, work.settings, job.policy_from, work.lease.check, probe_ids_L=probe)
+        store.version_failed(version)
+        return error
+    return None
+
+
+def train_settings(config: TrainConfig) -> TrainSettings:
+    """How a round trains, from the configuration."""
+    return TrainSettings(
+        learning_rate=config.learning_rate,
+        epochs=config.epochs,
+        minibatches=config.minibatches,
+        micro_batch_tokens=config.micro_batch_tokens,
+        normalisation=Normalisation(config.normalisation),
+        loss_type=config.loss,
+        proximal=config.proximal,
+        importance_mode=config.importance,
+        beta=config.kl,
+        reference_dir=config.reference,
+        bf16=config.bf16,
+        gradient_checkpointing=config.gradient_checkpointing,
+        seed=config.seed,
+        trl=config.trl,
     )
 
 
-def running_engine(settings: Settings, live: Path, version: int, probe_ids_L: IdArray) -> EngineControl:
-    """The running engine. Raises `EngineError`, before anything is trained, when it cannot take new weights or does not
-    serve those that are said to be live: an engine that was restarted on older ones says nothing of it."""
-    control = engine_control(settings)
-    control.version()
-    gap = float(np.abs(control.logprobs(probe_ids_L) - checkpoint_logprobs(live, probe_ids_L)).mean())
-    if not gap <= MAX_GAP:
-        raise EngineError(
-            f"the engine does not serve version {version}: its logprobs are {gap:.2g} nats off {live}, and "
-            "its newest calls carry a wrong version.",
-            f"Restart it with --model {live}.",
-        )
-    return control
+def choose(
+    groups: list[Group], config: TrainConfig, rule: CreditSettings, version: int, known: Contributions | None = None
+) -> Selection:
+    """`select`, and what becomes of tokens that versions before the live one sampled."""
+    selection = select(groups, config, rule, known)
+    sequences, counted = settle(
+        selection.sequences, version, Staleness(config.stale_tokens, config.fresh_versions, config.stale_decay)
+    )
+    left = {sequence.trajectory_id for sequence in sequences}
+    return Selection(
+        sequences,
+        {name: reward for name, reward in selection.trained.items() if name in left},
+        selection.credits,
+        {**selection.left_out, **counted},
+    )
 
 
 def select(
@@ -197,7 +373,7 @@ def select(
     return Selection(sequences, trained, credits, dict(left_out))
 
 
-def _rule(config: TrainConfig) -> CreditSettings:
+def rule(config: TrainConfig) -> CreditSettings:
     """The credit rule that is asked for, with its options. Raises `SettingsError`."""
     try:
         return replace(rule_settings(config.credit), **config.credit_options)  # type: ignore[arg-type]
@@ -214,21 +390,17 @@ def _credit(given: TrajectoryCredit) -> Credit:
     )
 
 
-def _rolled_back(store: Store, failed: int, model: Path) -> None:
-    """The previous weights are back: a version of its own, so that every token's version stays known."""
-    store.version_failed(failed)
-    store.version_live(store.new_version(str(model), None))
+def _remove_leftovers(work: _Work) -> None:
+    """What a run that died had begun to write; the lease says that nobody writes it now."""
+    for folder in work.checkpoint.parent.glob(f".{work.job.job_id}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _prune(folder: Path, keep: int, needed: set[Path]) -> None:
-    """Remove the oldest checkpoints, never those that are live or the way back."""
+def _prune(store: Store, folder: Path, keep: int, needed: set[Path]) -> None:
+    """Remove the oldest checkpoints, never those that are live, pinned or the way back."""
+    needed = needed | {Path(v.path) for v in store.versions() if v.pinned}
     found = sorted((p for p in folder.glob("job-*") if p.is_dir()), key=lambda p: p.stat().st_mtime)
     for old in found[: max(0, len(found) - keep)]:
         if old.absolute() not in needed:
             shutil.rmtree(old)
             log.debug("old checkpoint removed", path=str(old))
-
-
-def _metrics(report: JobReport) -> dict[str, float]:
-    numbers = {**asdict(report.train), **{f"publish_{k}": v for k, v in asdict(report.published).items()}}
-    return {k: float(v) for k, v in numbers.items() if isinstance(v, int | float)}

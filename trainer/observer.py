@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from mosaic.errors import TrainError
+from trainer.batches import Pushed
 from trainer.round import StepReport, TrainReport
 from trainer.sequences import Sequence
 
@@ -21,6 +22,8 @@ class Observed(Protocol):
     """The slice of the trainer that is looked at."""
 
     tally: "Tally"
+    step_tokens: list[int]
+    pushed: Pushed
     _metrics: dict[str, Any]
     """TRL's own figures by mode and name, one entry per micro-batch."""
 
@@ -72,7 +75,7 @@ class StepObserver(TrainerCallback):
 
         clipped = "cispo_clip_ratio" if args.loss_type == "cispo" else "clip_ratio/region_mean"
         self._figures = {
-            "tokens": sum(tally.tokens),
+            "tokens": self.trainer.step_tokens[len(self.steps) % len(self.trainer.step_tokens)],
             "mean_ratio": tally.ratio_sum / n_tokens,
             "clip_fraction": token_mean(clipped),
             "entropy": token_mean("entropy"),
@@ -115,6 +118,8 @@ class StepObserver(TrainerCallback):
             logprob_gap_mean=first.gap_sum / max(first.gap_tokens, 1),
             logprob_gap_max=first.gap_max,
             tokens=sum(step.tokens for step in self.steps),
+            pushed_tokens=self.trainer.pushed.real,
+            padding_waste=self.trainer.pushed.waste,
             sequences=len(sequences),
             trajectories=len({sequence.trajectory_id for sequence in sequences}),
             steps=len(self.steps),

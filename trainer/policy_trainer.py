@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,28 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the imports below read it
 import numpy as np
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
 from mosaic.errors import NothingToTrain, TrainError
-from trainer.batches import MicroBatch, plan_epoch
+from trainer.batches import MicroBatch, plan_epoch, pushed
 from trainer.observer import StepObserver, Tally
-from trainer.round import TOKEN_MEAN_LOSSES, StepReport, TrainReport, TrainSettings
+from trainer.round import (
+    ADAPTER_CONFIG,
+    OPTIMIZER_FILE,
+    REPORT_FILE,
+    TOKEN_MEAN_LOSSES,
+    StepReport,
+    TrainReport,
+    TrainSettings,
+)
 from trainer.sequences import Sequence
 
 with warnings.catch_warnings():
@@ -45,9 +60,10 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
+    from trl.trainer.utils import use_adapter
 
-OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
-"""Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+"""An optimizer's state by names of parameters, in one piece: it fits any number of processes."""
 
 
 def train(
@@ -72,24 +88,32 @@ def train(
     try:
         trainer = policy_trainer(model_dir, sequences, settings, working_dir)
         if optimizer_state is not None:
-            _load_optimizer(trainer, optimizer_state, settings)
+            trainer.add_callback(_OptimizerState(trainer, optimizer_state, settings))
         recorder = StepObserver(trainer, on_step)
         trainer.add_callback(recorder)
         trainer.start()
         trainer.train()
-        state_file = _save(trainer, model_dir, working_dir, output_dir, settings.save_optimizer)
+        checkpoint = _save(trainer, model_dir, working_dir, settings.save_optimizer)
+        state_file = output_dir / OPTIMIZER_FILE if settings.save_optimizer else None
+        report = recorder.report(sequences, time.monotonic() - started, output_dir, state_file)
+        if trainer.accelerator.is_main_process:
+            report.save(checkpoint / REPORT_FILE)
+            checkpoint.rename(output_dir)
+        trainer.accelerator.wait_for_everyone()
     finally:
         shutil.rmtree(working_dir, ignore_errors=True)
-    return recorder.report(sequences, time.monotonic() - started, output_dir, state_file)
+    return report
 
 
 def _check(model_dir: Path, sequences: list[Sequence], settings: TrainSettings, output_dir: Path) -> None:
     if not sequences:
         raise NothingToTrain("No sequence to train on.", "Score more trajectories, or see `mosaic doctor`.")
-    if not (model_dir / "config.json").is_file():
+    if not any((model_dir / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise TrainError(f"{model_dir} holds no checkpoint (no config.json).", "Give the folder of a saved model.")
     if output_dir.exists():
         raise TrainError(f"{output_dir} exists already.", "Remove it, or train into a new folder.")
+    if settings.reference_dir is not None and (model_dir / ADAPTER_CONFIG).is_file():
+        raise TrainError("An adapter's reference is the adapter as it was.", "Leave reference_dir unset.")
     if settings.loss_type not in TOKEN_MEAN_LOSSES:
         raise TrainError(
             f"Loss {settings.loss_type!r} does not fit the normalisation per trajectory.",
@@ -111,7 +135,7 @@ def policy_trainer(
 ) -> "PolicyTrainer":
     """Load model and tokenizer and build the trainer for one round; `working_dir` is scratch space."""
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    model = _model(model_dir)
     if settings.reference_dir is not None:
         # TRL loads the reference from the path that the model's config names.
         model.config._name_or_path = str(settings.reference_dir)
@@ -122,6 +146,17 @@ def policy_trainer(
     config = _config(settings, len(epoch) * settings.epochs, len(epoch[0]), working_dir)
     return PolicyTrainer(
         model=model, tokenizer=tokenizer, config=config, sequences=sequences, epoch=epoch, settings=settings
+    )
+
+
+def _model(model_dir: Path) -> Any:
+    """The weights, or an adapter on its base, ready to be trained."""
+    if not (model_dir / ADAPTER_CONFIG).is_file():
+        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    from peft import AutoPeftModelForCausalLM
+
+    return AutoPeftModelForCausalLM.from_pretrained(
+        model_dir, is_trainable=True, dtype=torch.float32, local_files_only=True
     )
 
 
@@ -183,8 +218,13 @@ class PolicyTrainer(GRPOTrainer):
         self.sequences = sequences
         self.micro_batches = [micro_batch for step in epoch for micro_batch in step]
         self.settings = settings
+        self.step_tokens = [step[0].step_tokens for step in epoch]
+        """Trained tokens of each step of an epoch, over all processes."""
+        self.pushed = pushed(sequences, epoch)
         self.tally = Tally(newest_version=max(int(sequence.versions_L.max()) for sequence in sequences))
         self._proximal_logps: dict[int, torch.Tensor] = {}
+        self._session_gaps: Counter[str] = Counter()
+        """Σ_t log π_start/π_engine of each session, over all its rows."""
         indices = [str(index) for _ in range(settings.epochs) for index in range(len(self.micro_batches))]
         super().__init__(
             model=model,
@@ -205,6 +245,21 @@ class PolicyTrainer(GRPOTrainer):
         for index, micro_batch in enumerate(self.micro_batches):
             batch = self._stored(micro_batch)
             self._proximal_logps[index] = self._logps(self.model, batch)
+            if self.settings.importance_mode.startswith("sequence"):
+                gaps_BT = (self._proximal_logps[index] - batch["sampling_per_token_logps"]) * batch["tool_mask"]
+                for session_id, gap in zip(self._sessions(micro_batch), gaps_BT.sum(dim=-1).tolist(), strict=True):
+                    self._session_gaps[session_id] += gap
+
+        parts = gather_object([dict(self._session_gaps)])  # a session's rows may lie with several processes
+        self._session_gaps = Counter()
+        for part in parts:
+            for session_id, gap in part.items():
+                self._session_gaps[session_id] += gap
+
+    def _sessions(self, micro_batch: MicroBatch) -> list[str]:
+        """Return the session of each row that this process has of a micro-batch; a masked filler has none."""
+        rank, n_processes = self.accelerator.process_index, self.accelerator.num_processes
+        return [self.sequences[row].session_id for row in micro_batch.rows[rank::n_processes]] or [""]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the stored micro-batch that the dataset row names, in the form that TRL's loss expects."""
@@ -212,10 +267,17 @@ class PolicyTrainer(GRPOTrainer):
         batch = self._stored(self.micro_batches[index])
         if self.settings.proximal == "trainer":
             batch["old_per_token_logps"] = self._proximal_logps[index]
-            batch["importance_sampling_ratio"] = self._importance_weights(batch)
-        if self.ref_model is not None:
-            batch["ref_per_token_logps"] = self._logps(self.ref_model, batch)
+            batch["importance_sampling_ratio"] = self._importance_weights(batch, self.micro_batches[index])
+        if self.beta != 0.0:
+            batch["ref_per_token_logps"] = self._reference_logps(batch)
         return batch
+
+    def _reference_logps(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return (B, T) logprobs under the reference; for an adapter, TRL keeps a frozen copy of it as `ref`."""
+        if self.ref_model is not None:
+            return self._logps(self.ref_model, batch)
+        with use_adapter(self.accelerator.unwrap_model(self.model), "ref"):
+            return self._logps(self.model, batch)
 
     def _stored(self, micro_batch: MicroBatch) -> dict[str, torch.Tensor]:
         """Return this process's rows of a micro-batch as tensors.
@@ -271,8 +333,8 @@ class PolicyTrainer(GRPOTrainer):
         assert isinstance(logps_BT, torch.Tensor)
         return logps_BT
 
-    def _importance_weights(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return π_start/π_engine, bounded: (B, T), or (B, 1) in a sequence mode.
+    def _importance_weights(self, batch: dict[str, torch.Tensor], micro_batch: MicroBatch) -> torch.Tensor:
+        """Return π_start/π_engine, bounded: (B, T), or (B, 1) in a sequence mode, where the sequence is the session.
 
         The rule and its options are those of TRL 1.16, which has it inside the method that `_generate_and_score_
         completions` replaces.
@@ -280,7 +342,8 @@ class PolicyTrainer(GRPOTrainer):
         mode, low, high = self.settings.importance_mode, self.settings.importance_min, self.settings.importance_max
         log_weights = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * batch["tool_mask"]
         if mode.startswith("sequence"):
-            log_weights = log_weights.sum(dim=-1, keepdim=True)
+            of_rows = [[self._session_gaps[session_id]] for session_id in self._sessions(micro_batch)]
+            log_weights = torch.tensor(of_rows, dtype=log_weights.dtype, device=log_weights.device)
         weights = torch.exp(log_weights)
         low, high = 0.0 if low is None else low, torch.inf if high is None else high
         if mode.endswith("truncate"):
@@ -299,46 +362,63 @@ def _never(**_: Any) -> list[float | None]:
     raise AssertionError("stored sequences bring their advantages; no reward is ever computed here")
 
 
-def _load_optimizer(trainer: PolicyTrainer, file: Path, settings: TrainSettings) -> None:
-    optimizer = trainer.create_optimizer()
-    try:
-        optimizer.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-        _check_shapes(optimizer)
-    except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
-        raise TrainError(
-            f"The optimizer state {file} cannot be used: {error}",
-            "Train without it (the optimizer starts afresh), or give the state of a round of the same model.",
-        ) from error
-    for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate
-        group.pop("initial_lr", None)
+class _OptimizerState(TrainerCallback):
+    """Puts a carried-over optimizer state in place once the model is wrapped, however it is sharded now."""
+
+    def __init__(self, trainer: "PolicyTrainer", file: Path, settings: TrainSettings) -> None:
+        self._trainer = trainer
+        self._settings = settings
+        self._file = file
+        try:
+            self._state = torch.load(file, map_location="cpu", weights_only=True)
+            _check_shapes(self._state, trainer.model)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            raise self._error(error) from error
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Before the first step."""
+        optimizer = self._trainer.optimizer
+        assert optimizer is not None
+        try:
+            set_optimizer_state_dict(self._trainer.model_wrapped, optimizer, self._state, options=WHOLE)
+        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
+            raise self._error(error) from error
+        for group in optimizer.param_groups:
+            group["lr"] = self._settings.learning_rate
+            group.pop("initial_lr", None)
+
+    def _error(self, error: Exception) -> TrainError:
+        return TrainError(
+            f"The optimizer state {self._file} cannot be used: {error}",
+            "Remove it (the optimizer then starts afresh), or give the state of a round of the same model.",
+        )
 
 
-def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
-    # torch compares the number of parameters only; a state of other shapes would fail in the middle of the round.
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim() and value.shape != parameter.shape:
-                raise ValueError(f"{name} has shape {tuple(value.shape)}, its parameter {tuple(parameter.shape)}")
+def _check_shapes(state: dict[str, Any], model: Any) -> None:
+    # torch would fail in the middle of the round, or not at all.
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, values in state["state"].items():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) != shapes.get(name):
+                raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}, its parameter {shapes.get(name)}")
 
 
-def _save(
-    trainer: PolicyTrainer, model_dir: Path, working_dir: Path, output_dir: Path, save_optimizer: bool
-) -> Path | None:
-    """Write the checkpoint beside its place and move it there in one step; return the optimizer's file."""
+def _save(trainer: PolicyTrainer, model_dir: Path, working_dir: Path, save_optimizer: bool) -> Path:
+    """Write the checkpoint beside its place, from where it is moved there in one step."""
     checkpoint = working_dir / "checkpoint"
     trainer.save_model(str(checkpoint))
-    state_file = output_dir / OPTIMIZER_FILE if save_optimizer else None
+    state = None
+    if save_optimizer:  # every process has its part in it
+        assert trainer.optimizer is not None
+        state = get_optimizer_state_dict(trainer.model_wrapped, trainer.optimizer, options=WHOLE)
     if trainer.accelerator.is_main_process:
         (checkpoint / "training_args.bin").unlink(missing_ok=True)
+        shutil.rmtree(checkpoint / "ref", ignore_errors=True)  # the frozen copy of an adapter, for the KL term
         for file in model_dir.iterdir():
             # Config, tokenizer and template stay byte for byte those of the model that the engine was started with.
             if file.is_file() and file.suffix not in {".safetensors", ".bin", ".pt"} and "index.json" not in file.name:
                 shutil.copyfile(file, checkpoint / file.name)
-        if save_optimizer:
-            (checkpoint / OPTIMIZER_FILE).parent.mkdir()
-            assert trainer.optimizer is not None
-            torch.save(trainer.optimizer.state_dict(), checkpoint / OPTIMIZER_FILE)
-        checkpoint.rename(output_dir)
-    trainer.accelerator.wait_for_everyone()
-    return state_file
+        (checkpoint / OPTIMIZER_FILE).parent.mkdir()
+        if state is not None:
+            torch.save(state, checkpoint / OPTIMIZER_FILE)
+    return checkpoint

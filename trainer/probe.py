@@ -35,6 +35,20 @@ def checkpoint_logprobs(model_dir: Path, ids_L: IdArray) -> LogprobArray:
     return cast(NDArray[np.float32], logps_L.numpy())
 
 
+class CheckpointLogprobs:
+    """Logprobs of checkpoints, each computed once for the same ids."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, bytes], LogprobArray] = {}
+
+    def last(self, model_dir: Path, ids_L: IdArray, n: int) -> LogprobArray:
+        """Return those of the last `n` tokens."""
+        key = (model_dir, ids_L.tobytes())
+        if key not in self._known:
+            self._known[key] = checkpoint_logprobs(model_dir, ids_L)
+        return self._known[key][-n:]
+
+
 def checkpoint_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of a checkpoint, from the headers of its safetensors files.
 

@@ -12,9 +12,9 @@ the new weights. They carry the new version, because `on_loaded` has recorded it
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from mosaic.errors import EngineError, MosaicError, PublishError
 from mosaic.records import IdArray, LogprobArray
 from trainer.engine_control import EngineControl
-from trainer.probe import checkpoint_logprobs, checkpoint_shapes
+from trainer.probe import CheckpointLogprobs, checkpoint_shapes
 
 NOISE = 1e-5
 """Largest logprob change, in nats, that two float32 passes over equal weights may show."""
@@ -55,25 +55,23 @@ class PublishReport:
     """Mean |engine - checkpoint| logprob over the probe."""
     gap_max: float
     change_mean: float
-    """Mean |after - before| logprob of the engine over the probe."""
+    """Mean |engine - previous checkpoint| logprob over the probe."""
     change_max: float
-    pause_seconds: float
-    """How long generation stood still."""
+    pause_seconds: float | None
+    """How long generation stood still; None when another process put the version live and died."""
     seconds: float
     """Everything, the checkpoint's own forward pass included."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    new_L: LogprobArray
-    """Of the new checkpoint, by the trainer."""
-    old_L: LogprobArray
-    """Of the previous checkpoint, by the trainer."""
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float]) -> "PublishReport":
+        """The report as a job keeps it, `publish_` before each name."""
+        numbers = {name: metrics.get(f"publish_{name}") for name in cls.__dataclass_fields__}
+        return cls(**{**numbers, "version": int(metrics["publish_version"])})  # type: ignore[arg-type]
 
     @property
-    def differs(self) -> bool:
-        """Whether the probe can tell the two checkpoints apart."""
-        return bool(np.abs(self.new_L - self.old_L).max() > NOISE)
+    def metrics(self) -> dict[str, float]:
+        """What `from_metrics` reads."""
+        return {f"publish_{name}": float(value) for name, value in asdict(self).items() if value is not None}
 
 
 def publish(
@@ -90,19 +88,38 @@ def publish(
     """
     started = time.monotonic()
     _check_shapes(publication)
-    expected = _Expected(
-        checkpoint_logprobs(publication.checkpoint, publication.probe_ids_L),
-        checkpoint_logprobs(publication.previous_checkpoint, publication.probe_ids_L),
-    )
-    before = [engine.logprobs(publication.probe_ids_L) for engine in engines]
+    probe = _Probe(publication)
+    before = [probe.gap(engine, publication.previous_checkpoint) for engine in engines]
     swap = _Swap(engines, publication, on_loaded, on_rolled_back)
     try:
-        paused = swap.forward(expected.differs)
-        verified = [_verify(*pair, publication, expected) for pair in zip(engines, before, strict=True)]
+        paused = swap.forward(probe.differs)
+        verified = [probe.verify(*pair) for pair in zip(engines, before, strict=True)]
     except BaseException as error:
         if swap.loaded:
             swap.backward(error)
         raise
+    return _report(publication, verified, paused, time.monotonic() - started)
+
+
+def verify_live(
+    engines: Sequence[EngineControl], publication: Publication, on_rolled_back: Callable[[], None]
+) -> PublishReport:
+    """Verify a version that another process put live before it died; roll it back and raise PublishError if it is not
+    the checkpoint. How well engine and checkpoint agreed before is not known any more: only `gap_floor` counts."""
+    started = time.monotonic()
+    swap = _Swap(engines, publication, lambda: None, on_rolled_back, announced=True, loaded=True)
+    try:
+        probe = _Probe(publication)
+        verified = [probe.verify(engine, 0.0) for engine in engines]
+    except BaseException as error:
+        swap.backward(error)
+        raise
+    return _report(publication, verified, None, time.monotonic() - started)
+
+
+def _report(
+    publication: Publication, verified: list[tuple[LogprobArray, LogprobArray]], paused: float | None, seconds: float
+) -> PublishReport:
     gaps, changes = [gap_L for gap_L, _ in verified], [change_L for _, change_L in verified]
     return PublishReport(
         version=publication.version,
@@ -111,7 +128,7 @@ def publish(
         change_mean=max(float(change_L.mean()) for change_L in changes),
         change_max=max(float(change_L.max()) for change_L in changes),
         pause_seconds=paused,
-        seconds=time.monotonic() - started,
+        seconds=seconds,
     )
 
 
@@ -127,28 +144,48 @@ def _check_shapes(publication: Publication) -> None:
         )
 
 
-def _verify(
-    engine: EngineControl, before_L: LogprobArray, publication: Publication, expected: _Expected
-) -> tuple[LogprobArray, LogprobArray]:
-    """Return (L-1,) gaps to the checkpoint and changes against before; raise PublishError if the weights are not it."""
-    after_L = engine.logprobs(publication.probe_ids_L)
-    gap_L, change_L = np.abs(after_L - expected.new_L), np.abs(after_L - before_L)
-    where = f"{engine.base_url} after loading {publication.checkpoint} as version {publication.version}"
-    allowed = max(publication.gap_floor, publication.gap_growth * float(np.abs(before_L - expected.old_L).mean()))
-    if not np.isfinite(gap_L).all() or gap_L.mean() > allowed:
-        raise PublishError(
-            f"{where}: its logprobs are {gap_L.mean():.3g} nats off the checkpoint's own on average (largest "
-            f"{gap_L.max():.3g}, allowed {allowed:.3g}).",
-            "vLLM's CPU build keeps the old output head of a model with tied embeddings: save it once with "
-            "tie_word_embeddings=false. Otherwise check that both sides use the same architecture and rope settings.",
-        )
-    if expected.differs and gap_L.mean() > np.abs(after_L - expected.old_L).mean():
-        raise PublishError(
-            f"{where}: its logprobs are nearer to the previous checkpoint than to the new one, so it still serves the "
-            "old weights.",
-            "Restart the engine on the new checkpoint.",
-        )
-    return gap_L, change_L
+class _Probe:
+    """What engines say, against what the checkpoints themselves say."""
+
+    def __init__(self, publication: Publication) -> None:
+        self._publication = publication
+        self._own = CheckpointLogprobs()
+        ids_L = publication.probe_ids_L
+        new_N = self._own.last(publication.checkpoint, ids_L, len(ids_L) - 1)
+        old_N = self._own.last(publication.previous_checkpoint, ids_L, len(ids_L) - 1)
+        self.differs = bool(np.abs(new_N - old_N).max() > NOISE)
+        """Whether the probe can tell the two checkpoints apart."""
+
+    def gap(self, engine: EngineControl, checkpoint: Path) -> float:
+        """Return the mean |engine - checkpoint| in nats."""
+        ids_L, said_N = engine.probe(self._publication.probe_ids_L)
+        return float(np.abs(said_N - self._own.last(checkpoint, ids_L, len(said_N))).mean())
+
+    def verify(self, engine: EngineControl, gap_before: float) -> tuple[LogprobArray, LogprobArray]:
+        """Return gaps to the new checkpoint and changes against the old one; raise PublishError if the engine does not
+        serve the new weights."""
+        publication = self._publication
+        ids_L, said_N = engine.probe(publication.probe_ids_L)
+        new_N = self._own.last(publication.checkpoint, ids_L, len(said_N))
+        old_N = self._own.last(publication.previous_checkpoint, ids_L, len(said_N))
+        gap_N, change_N = np.abs(said_N - new_N), np.abs(said_N - old_N)
+        where = f"{engine.base_url} after loading {publication.checkpoint} as version {publication.version}"
+        allowed = max(publication.gap_floor, publication.gap_growth * gap_before)
+        if not np.isfinite(gap_N).all() or gap_N.mean() > allowed:
+            raise PublishError(
+                f"{where}: its logprobs are {gap_N.mean():.3g} nats off the checkpoint's own on average (largest "
+                f"{gap_N.max():.3g}, allowed {allowed:.3g}).",
+                "vLLM's CPU build keeps the old output head of a model with tied embeddings: save it once with "
+                "tie_word_embeddings=false. Otherwise check that both sides use the same architecture and rope "
+                "settings.",
+            )
+        if np.abs(new_N - old_N).max() > NOISE and gap_N.mean() > change_N.mean():
+            raise PublishError(
+                f"{where}: its logprobs are nearer to the previous checkpoint than to the new one, so it still serves "
+                "the old weights.",
+                "Restart the engine on the new checkpoint.",
+            )
+        return gap_N, change_N
 
 
 @dataclass(slots=True)
@@ -172,7 +209,7 @@ class _Swap:
             try:
                 for engine, old_checksums in zip(self.engines, checksums, strict=True):
                     engine.load(self.publication.checkpoint, self.publication.version)
-                    if must_change and engine.checksums() == old_checksums:
+                    if must_change and old_checksums is not None and engine.checksums() == old_checksums:
                         raise PublishError(
                             f"{engine.base_url} says that it loaded {self.publication.checkpoint}, but its weights did "
                             "not change.",

@@ -1,12 +1,19 @@
 """What a training round is told and what it reports; free of torch, so that settings can be read without it."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.batches import Normalisation
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""What tells the folder of a LoRA adapter from a checkpoint."""
+OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
+"""Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
+REPORT_FILE = Path("trainer_state") / "report.json"
+"""Where it keeps the report of the round that made it."""
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
 """TRL's losses that are homogeneous in the advantage and normalised by `num_items_in_batch`."""
 
@@ -34,7 +41,7 @@ class TrainSettings:
     proximal: Literal["engine", "trainer"] = "engine"
     """Whose logprobs the ratio starts from; `trainer` costs one more forward pass over the round."""
     importance_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = "token_truncate"
-    """How the weights π_start/π_engine are bounded with `proximal = "trainer"`; a sequence is one row."""
+    """How the weights π_start/π_engine are bounded with `proximal = "trainer"`; a sequence is a session."""
     importance_max: float | None = 2.0
     """Upper bound of these weights; None for no bound."""
     importance_min: float | None = None
@@ -63,7 +70,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One optimizer step. Means run over the step's trained tokens."""
+    """One optimizer step. Means run over the step's trained tokens; with several processes, over the first one's."""
 
     step: int
     """From 1."""
@@ -98,6 +105,10 @@ class TrainReport:
     """The largest of these."""
     tokens: int
     """Trained tokens over all epochs."""
+    pushed_tokens: int
+    """Tokens that went through the model in one epoch, prompts included, padding not."""
+    padding_waste: float
+    """Share of padding among all that went through it."""
     sequences: int
     trajectories: int
     steps: int
@@ -108,3 +119,14 @@ class TrainReport:
     """Folder of the new checkpoint."""
     optimizer_state: Path | None
     """To be handed to the next round."""
+
+    def save(self, file: Path) -> None:
+        """Write the report beside the checkpoint that it is about."""
+        file.write_text(json.dumps(asdict(self), default=str), encoding="utf-8")
+
+    @classmethod
+    def load(cls, file: Path) -> "TrainReport":
+        """The report of a round of which only the checkpoint is left."""
+        values = json.loads(file.read_text(encoding="utf-8"))
+        paths = {name: Path(values[name]) if values[name] else None for name in ("checkpoint", "optimizer_state")}
+        return cls(**{**values, **paths})

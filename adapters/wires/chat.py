@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from adapters.wires.members import with_members
-from adapters.wires.sse import data_of
+from adapters.wires.sse import data_of, without_data
 from adapters.wires.tool_ids import index_of, mark_ids
 from mosaic.capture import Choice
 from mosaic.records import IdArray
@@ -149,7 +149,7 @@ class Shown:
             self._strip(parsed, usage=not self._wanted.stream_usage)
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             return event
-        return b"data: " + orjson.dumps(parsed) + b"\n\n"
+        return without_data(event) + b"data: " + orjson.dumps(parsed) + b"\n\n"
 
     def _shown(self, parsed: Mapping[str, Any]) -> bool:
         """False for the chunk that exists only because we asked for usage."""

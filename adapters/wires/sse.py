@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 _END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_OTHER = re.compile(rb"^(?!data:)[^\r\n]+", re.MULTILINE)
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 
 
@@ -41,3 +42,8 @@ def data_of(event: bytes) -> bytes | None:
     """The event's data, or None when it has none (a comment, for example)."""
     lines = [line.rstrip(b"\r") for line in _DATA.findall(event)]
     return b"\n".join(lines) if lines else None
+
+
+def without_data(event: bytes) -> bytes:
+    """The event's other lines (its name, its id, comments)."""
+    return b"".join(line + b"\n" for line in _OTHER.findall(event))

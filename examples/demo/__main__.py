@@ -211,7 +211,7 @@ def _round(batch: Batch, report: JobReport) -> Round:
         published_version=report.version,
         train_s=report.train.seconds,
         publish_s=report.published.seconds,
-        pause_s=report.published.pause_seconds,
+        pause_s=report.published.pause_seconds or 0.0,
         logprob_gap=report.published.gap_mean,
         logprob_change=report.published.change_mean,
         left_out=dict(report.left_out),

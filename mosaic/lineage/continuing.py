@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.capture import CallStatus
-from mosaic.lineage import phrases
+from mosaic.lineage import canonical, phrases
 from mosaic.lineage.model import Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, opening, undecided
 from mosaic.lineage.request import Request
@@ -16,6 +16,8 @@ MIN_TEXT = 12
 """Shortest reply, in characters, that is recognised by its text alone."""
 LOOK_BACK = 3
 """Newest assistant texts in which emitted ids and texts are looked for."""
+NEWEST_IDS = 8
+"""Newest tool-call ids by which it is told whether a history is tied to a trajectory."""
 _ID = re.compile(r"[\w.:-]{6,}")
 
 
@@ -32,6 +34,11 @@ def gap_key(chain: int, ids: tuple[str, ...]) -> int:
 def id_key(tool_call_id: str) -> int:
     """Where the calls are found that emitted an id."""
     return hash(("id", tool_call_id))
+
+
+def opening_key(chain: int) -> int:
+    """Where the sessions are found that opened with exactly this."""
+    return hash(("opening", chain))
 
 
 def reply_key(text: str) -> int:
@@ -99,14 +106,18 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     end = (heads or found)[-1]
     session = pool.sessions[end.session_id]
     # Without tool-call ids, the same words may be those of another attempt.
-    anchored = bool(request.ids) or request.call.trajectory_id is not None
+    anchored = _anchored(pool, request, session)
     most = 0.99 if anchored else UNANCHORED
-    asked = request.asked(k)
-    if serves := _serves(request, session, end, asked):
-        return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
-    emitter = _newest_emitter(pool, request, k)
+    emitter = _newest_emitter(pool, request, k) or _newer_text(pool, request, session, k)
     if emitter is not None and emitter.session_id != end.session_id:
         return _edited(pool, request, emitter, {**evidence, "echo": "newer"})
+    asked = request.asked(k)
+    begun = _begun_by(pool, request, session, k)
+    if begun is not None and (serves := _serves(request, pool.sessions[begun.session_id], begun, asked)):
+        why = Why(Rung.PREFIX, min(0.95, most), {**evidence, "of": "opening"})
+        return inside(request, pool.sessions[begun.session_id], begun.call_id, why, auxiliary=serves)
+    if serves := _serves(request, session, end, asked):
+        return inside(request, session, end.call_id, Why(Rung.PREFIX, min(0.95, most), evidence), auxiliary=serves)
     if _other_agent(request, session):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
         return opening(pool, request, kind, end, Why(Rung.PREFIX, min(0.9, most), {**evidence, "agent": "other"}))
@@ -119,6 +130,28 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     if session.head_call_id not in (end.call_id, None) and (emitter or end).call_id != session.head_call_id:
         return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, min(0.95, most), evidence))
     return inside(request, session, end.call_id, Why(Rung.PREFIX, most, evidence))
+
+
+def _begun_by(pool: Pool, request: Request, session: Session, k: int) -> Mark | None:
+    """The opening call of another session of the same agent that the request holds beyond item `k`: of one that was
+    handed `session`'s history."""
+    for j in range(len(request.items) - 1, k, -1):
+        for mark in pool.find(opening_key(request.chain[j])):
+            other = pool.sessions[mark.session_id]
+            if (
+                other is not session
+                and other.trajectory_id == session.trajectory_id
+                and request.same_agent(other.system, other.tools)
+            ):
+                return mark
+    return None
+
+
+def _newer_text(pool: Pool, request: Request, session: Session, k: int) -> Mark | None:
+    """The session's newest call, when its text stands beyond item `k`: what was between has been edited."""
+    said = [i.text for i in request.items[k + 1 :] if i.role == "assistant" and len(i.text) >= MIN_TEXT]
+    marks = (mark for text in reversed(said) for mark in pool.find(reply_key(text)))
+    return next((m for m in marks if m.call_id == session.head_call_id), None)
 
 
 def _narrowed(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Sequence[Mark]:
@@ -182,8 +215,21 @@ def _edited(pool: Pool, request: Request, emitter: Mark, evidence: dict[str, obj
     if _other_agent(request, session):
         kind = SessionKind.HANDOFF if request.items[-1].role == "result" else SessionKind.FORK
         return opening(pool, request, kind, emitter, Why(Rung.ECHO, min(score, 0.85), evidence))
+    if request.tools and _begins_anew(pool, request, session):
+        parent = Mark(session.session_id, session.head_call_id or emitter.call_id)
+        return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.ECHO, 0.75, {**evidence, "cut": True}))
     why = Why(Rung.ECHO, score, {**evidence, "edited": True})
     return inside(request, session, session.head_call_id, why)
+
+
+def _begins_anew(pool: Pool, request: Request, session: Session) -> bool:
+    """Whether older rounds are gone and a text that the session has never held stands in their place: a summary that
+    nobody asked of us, or one whose place is not known."""
+    if request.first_item == session.first_item or all(i in request.ids for i in session.calls):
+        return False
+    opening_text = canonical.words(request.first_user)
+    known = phrases.found_in(pool, opening_text) if len(opening_text) >= phrases.ANCHOR else [None]
+    return not any(mark is None or mark.session_id == session.session_id for mark in known)
 
 
 def _other_agent(request: Request, session: Session) -> bool:
@@ -221,8 +267,9 @@ def _compacted(pool: Pool, request: Request, session: Session, carried: list[Sum
     used = [s for s in open_ if s in used or s.call_id in [u.after for u in used]]
     # Without tool-call ids or claims, the same words may be those of an attempt whose summary is not known.
     named = request.claims.agent is not None and request.claims.agent == session.claims.agent
-    anchored = named or request.call.trajectory_id is not None or any(i in session.calls for i in request.ids)
-    score = 0.97 if carried and anchored else UNANCHORED if carried else 0.8
+    anchored = named or _anchored(pool, request, session)
+    sure = anchored and used[-1].score > UNANCHORED
+    score = 0.97 if carried and sure else UNANCHORED if carried else 0.8
     evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
     parent = Mark(session.session_id, used[-1].call_id)
     placed = opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, score, evidence))
@@ -261,10 +308,26 @@ def _newest_emitter(pool: Pool, request: Request, after: int = -1) -> Mark | Non
     return None
 
 
+def _anchored(pool: Pool, request: Request, session: Session) -> bool:
+    """Whether the operator, or an id that only this trajectory's calls emitted, ties a request to a session."""
+    if request.call.trajectory_id is not None:
+        return True
+    for tool_call_id in request.ids[-NEWEST_IDS:]:
+        emitters = {pool.sessions[m.session_id].trajectory_id for m in pool.find(id_key(tool_call_id))}
+        if emitters == {session.trajectory_id}:
+            return True
+    return False
+
+
 def same_agent(request: Request, session: Session) -> bool:
     """Whether the framework's ids allow that a request is of a session's agent."""
     mine, theirs = request.claims.agent, session.claims.agent
     return mine is None or theirs is None or mine == theirs
+
+
+def claimed(request: Request, session: Session) -> bool:
+    """Whether the framework's ids say that a request is of a session's agent."""
+    return request.claims.agent is not None and request.claims.agent == session.claims.agent
 
 
 def _same_trajectory(request: Request, session: Session) -> bool:

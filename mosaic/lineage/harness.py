@@ -80,7 +80,10 @@ class Harnesses:
         )
         self._certain = _any(p for h in known if h.name != GENERIC for p in h.summary)
         self._handoffs = _any(p for h in known for p in h.handoffs)
-        self.spawns = {tool: argument for h in known for tool, argument in h.spawns.items()}
+        self.spawns: dict[str, set[str]] = {}
+        """Tool by which subagents are started -> the arguments in which their prompts may stand."""
+        for tool, argument in (spawn for h in known for spawn in h.spawns.items()):
+            self.spawns.setdefault(tool, set()).add(argument)
 
     @cached_property
     def _summary(self) -> re.Pattern[str]:

@@ -6,7 +6,8 @@ from itertools import islice
 
 from mosaic.lineage import phrases
 from mosaic.lineage.canonical import words
-from mosaic.lineage.continuing import compacts, id_key, same_agent
+from mosaic.lineage.confirming import last_of
+from mosaic.lineage.continuing import claimed, compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, opening, root, undecided
 from mosaic.lineage.request import Request, contains
@@ -19,6 +20,8 @@ BARE = 40
 """Longest text, in characters, of a probe that offers tools; anything longer is a task."""
 MAX_PENDING = 4000
 """Words of an auxiliary call that are remembered while its session is not there."""
+NEARLY = 0.8
+"""Share of the most quotes from which another attempt may be meant as well."""
 LONG = 12
 """Words from which an argument inside a longer prompt is evidence enough."""
 
@@ -72,8 +75,8 @@ def _spawn(pool: Pool, request: Request, found: list[Argument], *, exact: bool) 
     scored = [(_plausible(pool, request, a, exact), a) for a in found]
     scored = [(score, a) for score, a in scored if score > 0]
     by_claim = [(s, a) for s, a in scored if pool.sessions[a.session_id].claims.agent == request.claims.parent]
-    claimed = bool(by_claim) and request.claims.parent is not None
-    scored = by_claim if claimed else scored
+    named = bool(by_claim) and request.claims.parent is not None
+    scored = by_claim if named else scored
     if not scored:
         return None
     rank = {id(a): _rank(a, score) for score, a in scored}
@@ -89,7 +92,7 @@ def _spawn(pool: Pool, request: Request, found: list[Argument], *, exact: bool) 
         return undecided(pool, request, Why(Rung.ARGUMENT, 0.5, evidence), list(alike))
     if len(elsewhere) > 1:  # all the others have their child, as far as is known
         score = min(score, 0.7)
-    elif claimed:
+    elif named:
         score = 0.97
     if score < LINK_THRESHOLD:
         if exact or request.call.trajectory_id is not None:
@@ -108,8 +111,7 @@ def _rank(argument: Argument, score: float) -> tuple[float, int, bool, bool]:
 def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) -> float:
     """How sure a spawn is by this argument alone."""
     parent = pool.sessions[argument.session_id]
-    spawns = request.harnesses.spawns
-    known = argument.name == spawns.get(argument.call.tool, argument.name if argument.call.tool in spawns else None)
+    known = argument.name in request.harnesses.spawns.get(argument.call.tool, ())
     twin = request.same_agent(parent.system, parent.tools)
     again = any(
         request.same_agent(pool.sessions[m.session_id].system, pool.sessions[m.session_id].tools)
@@ -147,10 +149,11 @@ def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
         return None
     if len({s.trajectory_id for s in found}) > 1:
         marks = [Mark(s.session_id, s.summaries[-1].call_id) for s in found]
-        return undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
+        placed = undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
+        return placed if request.tools else _pending(pool, request, "summary", placed)
     session = found[-1]
     if request.harnesses.helps_compaction(request.first_user) or (session.tools and not request.tools):
-        why = Why(Rung.SUMMARY, 0.9 if session.calls else 0.85, {"helps": session.summaries[-1].call_id})
+        why = Why(Rung.SUMMARY, 0.85, {"helps": session.summaries[-1].call_id})
         return inside(request, session, session.head_call_id, why, auxiliary="summary")
     return compacts(pool, request, session)
 
@@ -197,17 +200,21 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     """The request offers no tools and quotes one session's history, extending none: it serves that session."""
     if request.tools:
         return None
-    quoted, named = _quoted(pool, request, hits)
+    quoted, named = _by_agent(pool, *_quoted(pool, request, hits))
+    if mine := [s for s in quoted if claimed(request, pool.sessions[s])]:
+        quoted = Counter({s: quoted[s] for s in mine})
     most = max(quoted.values(), default=0)
     if most < (1 if _asks(request) else MIN_QUOTES):
         return None
-    best = [pool.sessions[s] for s, n in quoted.items() if n == most]
+    # Without an id, nearly as much of another attempt is as good: the one that said more may just be further on.
+    enough = most if any(quoted[s] == most for s in named) or mine else NEARLY * most
+    best = [pool.sessions[s] for s, n in sorted(quoted.items(), key=lambda item: item[1]) if n >= enough]
     kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
     kind = kind or ("summary" if _asks(request) else "side")
     if len({s.trajectory_id for s in best}) > 1:
         marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
         return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
-    session = _newest_of(pool, best[-1], quoted)
+    session = best[-1]
     others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
     sure = session.session_id in named or request.call.trajectory_id is not None
     score = 0.95 if sure else 0.7 if most < 2 else 0.75 if others or most < MIN_QUOTES else UNANCHORED
@@ -216,11 +223,19 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     return inside(request, session, session.head_call_id, why, auxiliary=kind)
 
 
-def _newest_of(pool: Pool, session: Session, quoted: Counter[str]) -> Session:
-    """A session, or the newest of those that went on from it and are quoted too: they keep rounds of those before."""
-    while session.successor is not None and quoted[session.successor] and session.successor in pool.sessions:
-        session = pool.sessions[session.successor]
-    return session
+def _by_agent(pool: Pool, quoted: Counter[str], named: set[str]) -> tuple[Counter[str], set[str]]:
+    """The same with what is quoted of an agent's sessions before and after compactions put under the newest of them."""
+    groups: dict[str, list[str]] = {}
+    for session_id in quoted:
+        groups.setdefault(last_of(pool, pool.sessions[session_id]).session_id, []).append(session_id)
+    merged: Counter[str] = Counter()
+    merged_named: set[str] = set()
+    for members in groups.values():
+        newest = max(members, key=lambda session_id: pool.sessions[session_id].position)
+        merged[newest] = sum(quoted[session_id] for session_id in members)
+        if not named.isdisjoint(members):
+            merged_named.add(newest)
+    return merged, merged_named
 
 
 def _asks(request: Request) -> bool:

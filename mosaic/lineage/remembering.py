@@ -6,7 +6,7 @@ from typing import Any
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import Item, words
-from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, reply_key
+from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, opening_key, reply_key
 from mosaic.lineage.model import Placement, Rung
 from mosaic.lineage.opening import argument_key, task_key
 from mosaic.lineage.request import Reply, Request, contains
@@ -44,7 +44,11 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
             pool.newest[session.trajectory_id] = session.session_id
             session.tools, session.system = request.tools, request.system_words
         _note_gap(pool, request, session)
-        _note_quotes(pool, session, call.call_id, _new_items(request), sampled=False)
+        told = _new_items(request)
+        if placement.opened is not None:
+            pool.put(opening_key(request.chain[-1] if request.chain else 0), Mark(session.session_id, call.call_id))
+            told += [i for i in request.items[: len(request.items) - len(told)] if i.role == "user"][:1]
+        _note_quotes(pool, session, call.call_id, told, sampled=False)
     else:
         session.served.add(placement.auxiliary)
     if placement.opened is not None and placement.opened.kind is SessionKind.COMPACTION:
@@ -87,7 +91,8 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     elif auxiliary in ("summary", "side") and text and not calls:
         part = placement.why.rung is Rung.QUOTE and _tells_a_part(request, session, placement.why.evidence)
         text = canonical.text_of(request.call.choices[0].message.get("content"))[:MAX_SUMMARY]
-        _note_summary(pool, session, call_id, text, after=placement.parent_call_id, part=part)
+        summary = Summary(call_id, (), placement.parent_call_id, placement.why.score, part)
+        _note_summary(pool, session, summary, text)
 
 
 def _note_call(pool: Pool, session: Session, call_id: str, item: Item) -> None:
@@ -126,13 +131,14 @@ def _tells_a_part(request: Request, session: Session, evidence: Mapping[str, Any
     return 2 * int(evidence.get("rounds", 0)) < rounds and not contains(request.told, " ".join(task))
 
 
-def _note_summary(pool: Pool, session: Session, call_id: str, text: str, *, after: str | None, part: bool) -> None:
+def _note_summary(pool: Pool, session: Session, summary: Summary, text: str) -> None:
     texts = [text, *(inner for _, inner in _TAGGED.findall(text))]
     cores = [found for found in map(words, texts) if len(found) >= phrases.SHORT]
-    session.summaries.append(Summary(call_id, tuple(" ".join(found) for found in cores), after, part))
+    summary.cores = tuple(" ".join(found) for found in cores)
+    session.summaries.append(summary)
     if len(session.summaries) > MAX_SUMMARIES:
         del session.summaries[0]
     for found in cores:
         length, digest = phrases.measure(found)
         for key, back in phrases.keys(found):
-            pool.put(key, Written(session.session_id, call_id, length, digest, back, True))
+            pool.put(key, Written(session.session_id, summary.call_id, length, digest, back, True))

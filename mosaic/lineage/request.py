@@ -129,7 +129,10 @@ class Request:
 
     def other_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
         """Whether it offers other tools under another system text than an agent's."""
-        return bool(self.tools) and _share(self.tools, tools) < SAME_TOOLS and not self.same_system(system)
+        shared = _share(self.tools, tools)
+        if not self.tools or shared >= SAME_TOOLS:
+            return False
+        return not self.same_system(system) or (bool(tools) and not shared and self.system_words != system)
 
     def same_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
         """Whether it offers the same tools under the same system text."""

@@ -97,6 +97,8 @@ class Summary:
     """Its words, and those inside its outer tags, each as one text."""
     after: str | None
     """The call that it went on from."""
+    score: float
+    """How sure it is that the call that wrote it belongs to the session."""
     part: bool
     """True when it tells only a part of its session, such as one tool call."""
     used: bool = False

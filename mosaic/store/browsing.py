@@ -67,6 +67,9 @@ class SessionLine:
     opened_by_call_id: str | None
     created_at: float
     ended_at: float | None
+    """When its newest call ended."""
+    ended: str | None
+    """Why it is believed to be over: answered, succeeded or returned; None while it may go on."""
     calls: int
     auxiliary_calls: int
     inexact_calls: int
@@ -183,6 +186,7 @@ def _session_line(
         opened_by_call_id=row["opened_by_call_id"],
         created_at=row["created_at"],
         ended_at=total["ended_at"] if total else None,
+        ended=row["ended"],
         calls=total["calls"] if total else 0,
         auxiliary_calls=total["auxiliary"] if total else 0,
         inexact_calls=total["inexact"] if total else 0,

@@ -104,6 +104,8 @@ def call_row(connection: Connection, call_id: str) -> RowMapping:
 
 def head_of(connection: Connection, call_id: str | None) -> str | None:
     """The last message of a call's request; None where there is no such call."""
+    if call_id is None:
+        return None
     return connection.scalar(select(CallRow.message_id).where(CallRow.call_id == call_id))
 
 
@@ -118,8 +120,11 @@ def neighbours(connection: Connection, row: RowMapping) -> tuple[str | None, str
 
 def params(connection: Connection, row: RowMapping) -> dict[str, Any]:
     """The request's parameters, large ones included."""
+    small: dict[str, Any] = load(row["params"])
+    if row["params_id"] is None:
+        return small
     large = connection.scalar(select(ParamsRow.body).where(ParamsRow.params_id == row["params_id"]))
-    return {**(load(large) if large else {}), **load(row["params"])}
+    return {**(load(large) if large else {}), **small}
 
 
 def replies(connection: Connection, call_id: str) -> list[dict[str, Any]]:

@@ -1,19 +1,22 @@
-"""Training jobs, policy versions and leases: who does what, and which weights were live when."""
+"""Training jobs: what each has chosen, how far it has come, and what it has done.
+
+A job is written down before it does anything, and after every step, so that the next one can take it up.
+"""
 
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
-from mosaic.records import TrajectoryState
+from mosaic.records import UNSETTLED, JobState, TrajectoryState
 from mosaic.store.models import (
     AdvantageRow,
     JobMetricRow,
     JobRow,
-    LeaseRow,
     PolicyVersionRow,
     SessionRow,
     TrajectoryRow,
@@ -22,14 +25,39 @@ from mosaic.store.reading import batched
 from mosaic.store.writing import count, insert_new
 
 
-def start(connection: Connection, settings: Mapping[str, Any]) -> str:
-    """A new job, in state `running`, on the live policy version; returns its id."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training job."""
+
+    job_id: str
+    state: JobState
+    settings: Mapping[str, Any]
+    """What it was told (`[train]`)."""
+    selection: Mapping[str, Any]
+    """What is needed to take it up again; empty once it is published."""
+    checkpoint: str | None
+    """Folder of what it trained."""
+    attempts: int
+    """How often it was begun or taken up again."""
+    policy_from: int
+    """The version that was live when it began."""
+    policy_to: int | None
+    """Number of its checkpoint, from the moment when it is to be put live."""
+    error: str | None
+    created_at: float
+    ended_at: float | None
+
+
+def start(connection: Connection, settings: Mapping[str, Any], selection: Mapping[str, Any]) -> str:
+    """A new job, in state `selected`, on the live policy version; returns its id."""
     job_id = f"job-{uuid.uuid4().hex[:12]}"
     live = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.state == "live")
     row = {
         "job_id": job_id,
-        "state": "running",
+        "state": JobState.SELECTED.value,
         "settings": orjson.dumps(settings, default=str).decode(),
+        "selection": orjson.dumps(selection).decode(),
+        "attempts": 1,
         "policy_from": connection.scalar(live) or 0,
         "created_at": time.time(),
     }
@@ -37,13 +65,63 @@ def start(connection: Connection, settings: Mapping[str, Any]) -> str:
     return job_id
 
 
+def unsettled(connection: Connection) -> Job | None:
+    """The oldest job that has not come to its end."""
+    states = [state.value for state in UNSETTLED]
+    query = select(JobRow.__table__).where(JobRow.state.in_(states)).order_by(JobRow.created_at).limit(1)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else _job(row)
+
+
+def read(connection: Connection, job_id: str) -> Job | None:
+    """One job, or None when there is none of that id."""
+    row = connection.execute(select(JobRow.__table__).where(JobRow.job_id == job_id)).mappings().first()
+    return None if row is None else _job(row)
+
+
+def newest(connection: Connection, limit: int) -> list[Job]:
+    """The newest jobs."""
+    query = select(JobRow.__table__).order_by(JobRow.created_at.desc()).limit(limit)
+    return [_job(row) for row in connection.execute(query).mappings()]
+
+
+def _job(row: RowMapping) -> Job:
+    columns = {name: row[name] for name in Job.__dataclass_fields__}
+    columns["state"] = JobState(row["state"])
+    columns["settings"] = orjson.loads(row["settings"])
+    columns["selection"] = orjson.loads(row["selection"] or "{}")
+    return Job(**columns)
+
+
+def change(connection: Connection, job_id: str, **values: Any) -> None:
+    """Set columns of a job."""
+    connection.execute(update(JobRow).where(JobRow.job_id == job_id).values(**values))
+
+
+def taken_up(connection: Connection, job_id: str) -> None:
+    """One more attempt at a job."""
+    change(connection, job_id, attempts=JobRow.attempts + 1)
+
+
 def end(connection: Connection, job_id: str, error: str | None, metrics: Mapping[str, float]) -> None:
-    """Close a job as `done`, or as `failed` with the reason."""
-    state = "done" if error is None else "failed"
-    ended = update(JobRow).where(JobRow.job_id == job_id)
-    connection.execute(ended.values(state=state, error=error, ended_at=time.time()))
-    rows = [{"job_id": job_id, "step": 0, "name": name, "value": float(value)} for name, value in metrics.items()]
+    """Close a job as `published`, or as `failed` with the reason."""
+    values: dict[str, Any] = {"state": JobState.FAILED.value, "error": error}
+    if error is None:
+        values = {"state": JobState.PUBLISHED.value, "error": None, "selection": None}
+    change(connection, job_id, ended_at=time.time(), **values)
+    keep_metrics(connection, job_id, metrics)
+
+
+def keep_metrics(connection: Connection, job_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
+    """Numbers of a job that are not there yet; step 0 is the job as a whole."""
+    rows = [{"job_id": job_id, "step": step, "name": name, "value": float(value)} for name, value in metrics.items()]
     insert_new(connection, JobMetricRow, rows)
+
+
+def metrics(connection: Connection, job_id: str) -> dict[str, float]:
+    """The numbers of a job as a whole."""
+    query = select(JobMetricRow.name, JobMetricRow.value).where(JobMetricRow.job_id == job_id, JobMetricRow.step == 0)
+    return {row.name: row.value for row in connection.execute(query)}
 
 
 def trained(
@@ -68,7 +146,7 @@ def trained(
             known = connection.scalar(select(TrajectoryRow.state).where(there)) is not None
             count(connection, *(("late_rewards", "while_training") if known else ("pruned", "while_training")))
     _keep_advantages(connection, job_id, advantages)
-    connection.execute(update(JobRow).where(JobRow.job_id == job_id).values(policy_to=version))
+    change(connection, job_id, policy_to=version)
 
 
 def _keep_advantages(connection: Connection, job_id: str, advantages: Mapping[str, float]) -> None:
@@ -77,38 +155,3 @@ def _keep_advantages(connection: Connection, job_id: str, advantages: Mapping[st
         there = connection.scalars(select(SessionRow.session_id).where(SessionRow.session_id.in_(some)))
         rows = [{"job_id": job_id, "session_id": session, "value": advantages[session]} for session in there]
         insert_new(connection, AdvantageRow, rows)
-
-
-def new_version(connection: Connection, path: str, job_id: str | None) -> int:
-    """Number a checkpoint. It is `loading` until it is live."""
-    version = (connection.scalar(select(func.max(PolicyVersionRow.version))) or 0) + 1
-    row = {"version": version, "path": path, "state": "loading", "job_id": job_id, "created_at": time.time()}
-    connection.execute(insert(PolicyVersionRow), row)
-    return version
-
-
-def change_version(connection: Connection, version: int, **values: Any) -> None:
-    """Set columns of a version."""
-    connection.execute(update(PolicyVersionRow).where(PolicyVersionRow.version == version).values(**values))
-
-
-def live_version(connection: Connection) -> tuple[int, str | None]:
-    """The live version and its checkpoint; (0, None) while the engine has the weights that it started with."""
-    query = select(PolicyVersionRow.version, PolicyVersionRow.path).where(PolicyVersionRow.state == "live")
-    row = connection.execute(query.order_by(PolicyVersionRow.version.desc()).limit(1)).first()
-    return (row[0], row[1]) if row else (0, None)
-
-
-def take_lease(connection: Connection, name: str, owner: str, seconds: float, now: float) -> bool:
-    """Take a lease, or keep it for `seconds` more; False while another owner has it."""
-    held = connection.execute(select(LeaseRow.owner, LeaseRow.expires_at).where(LeaseRow.name == name)).first()
-    if held is not None and held[0] != owner and held[1] > now:
-        return False
-    connection.execute(delete(LeaseRow).where(LeaseRow.name == name))
-    connection.execute(insert(LeaseRow), {"name": name, "owner": owner, "expires_at": now + seconds})
-    return True
-
-
-def give_lease(connection: Connection, name: str, owner: str) -> None:
-    """Give a lease back before it expires; nothing happens when another owner has it."""
-    connection.execute(delete(LeaseRow).where(LeaseRow.name == name, LeaseRow.owner == owner))

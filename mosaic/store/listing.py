@@ -99,15 +99,29 @@ def attempts_beside(connection: Connection, trajectory_id: str) -> list[str]:
     return list(connection.scalars(query))
 
 
-def waiting(connection: Connection, like: str | None, oldest_version: int, limit: int) -> Waiting:
-    """Scored trajectories of `oldest_version` or newer: whole groups, newest first, at most `limit` trajectories
-    unless a single group has more."""
-    scored = TrajectoryRow.state == TrajectoryState.SCORED.value
-    stale = select(func.count()).where(scored, TrajectoryRow.policy_version < oldest_version)
-    query = select(TrajectoryRow.trajectory_id, TrajectoryRow.task_key)
-    query = query.where(scored, TrajectoryRow.policy_version >= oldest_version)
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which scored trajectories a job may take."""
+
+    like: str | None = None
+    """SQL LIKE pattern of trajectory ids."""
+    task: str | None = None
+    """SQL LIKE pattern of task keys."""
+    oldest_version: int = 0
+    """Oldest policy version that may have sampled in it."""
+    since: float | None = None
+    """Its newest call ended then (Unix seconds) or later."""
+
+
+def waiting(connection: Connection, wanted: Filter, limit: int) -> Waiting:
+    """Scored trajectories that fit: whole groups, newest first, at most `limit` trajectories unless a single group has
+    more."""
+    fresh = TrajectoryRow.policy_version >= wanted.oldest_version
+    young = TrajectoryRow.updated_at >= (wanted.since or 0.0)
+    query = _scored(select(TrajectoryRow.trajectory_id, TrajectoryRow.task_key), wanted).where(fresh)
+    query = query if wanted.since is None else query.where(young)
     groups: dict[str, list[str]] = {}
-    for trajectory_id, task_key in connection.execute(_named(query, like).order_by(TrajectoryRow.created_at.desc())):
+    for trajectory_id, task_key in connection.execute(query.order_by(TrajectoryRow.created_at.desc())):
         groups.setdefault(task_key or trajectory_id, []).append(trajectory_id)
     taken: dict[str, list[str]] = {}
     room = limit
@@ -116,11 +130,58 @@ def waiting(connection: Connection, like: str | None, oldest_version: int, limit
             taken[task_key] = ids[::-1]
             room -= len(ids)
     left_out = {
-        "trajectory_stale": connection.scalar(_named(stale, like)) or 0,
+        "trajectory_stale": connection.scalar(_scored(select(func.count()), wanted).where(~fresh)) or 0,
         "trajectory_over_limit": sum(map(len, groups.values())) - sum(map(len, taken.values())),
     }
+    if wanted.since is not None:
+        old = _scored(select(func.count()), wanted).where(fresh, ~young)
+        left_out["trajectory_too_old"] = connection.scalar(old) or 0
     oldest_first = dict(reversed(taken.items()))
     return Waiting(oldest_first, {reason: number for reason, number in left_out.items() if number})
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTrajectory:
+    """One that has a reward in force and is not trained."""
+
+    trajectory_id: str
+    task_key: str
+    reward: float | None
+    policy_version: int
+    """The oldest version that sampled in it."""
+    updated_at: float
+
+
+def scored(connection: Connection) -> list[ScoredTrajectory]:
+    """All that is scored and that no job has trained, newest first."""
+    columns = (TrajectoryRow.task_key, TrajectoryRow.reward, TrajectoryRow.policy_version, TrajectoryRow.updated_at)
+    query = _scored(select(TrajectoryRow.trajectory_id, *columns), Filter()).order_by(TrajectoryRow.created_at.desc())
+    return [
+        ScoredTrajectory(trajectory_id, task_key or trajectory_id, reward, version, updated_at)
+        for trajectory_id, task_key, reward, version, updated_at in connection.execute(query)
+    ]
+
+
+def scored_since(connection: Connection, when: float) -> int:
+    """How many trajectories were scored (or scored again) after `when`, and are not trained."""
+    query = _scored(select(func.count()), Filter()).where(TrajectoryRow.state_at > when)
+    return connection.scalar(query) or 0
+
+
+def newest_call(connection: Connection) -> float:
+    """When the newest call ended; 0 when there is none."""
+    return connection.scalar(select(func.max(CallRow.ended_at))) or 0.0
+
+
+def states(connection: Connection) -> dict[str, int]:
+    """State -> number of trajectories."""
+    query = select(TrajectoryRow.state, func.count()).group_by(TrajectoryRow.state).order_by(TrajectoryRow.state)
+    return {str(row[0]): row[1] for row in connection.execute(query)}
+
+
+def _scored(query: Select[*Columns], wanted: Filter) -> Select[*Columns]:
+    query = _named(query, wanted.like).where(TrajectoryRow.state == TrajectoryState.SCORED.value)
+    return query if wanted.task is None else query.where(TrajectoryRow.task_key.like(wanted.task))
 
 
 def _named(query: Select[*Columns], like: str | None) -> Select[*Columns]:

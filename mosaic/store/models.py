@@ -224,6 +224,10 @@ class PolicyVersionRow(Base):
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.job_id"))
     created_at: Mapped[float] = mapped_column(Float(53))
     live_at: Mapped[float | None] = mapped_column(Float(53), index=True)
+    restores: Mapped[int | None] = mapped_column(Integer)
+    """The version whose weights were put back under this number; NULL for new weights."""
+    pinned: Mapped[bool]
+    """While the live version is pinned no other is put live."""
     verification: Mapped[str | None] = mapped_column(Text)
 
 
@@ -234,8 +238,15 @@ class JobRow(Base):
     job_id: Mapped[str] = mapped_column(Id, primary_key=True)
     state: Mapped[str] = mapped_column(String(16), index=True)
     settings: Mapped[str] = mapped_column(Text)
+    selection: Mapped[str | None] = mapped_column(Text)
+    """JSON: what is needed to take the job up again; NULL once it is published."""
+    checkpoint: Mapped[str | None] = mapped_column(Text)
+    """Folder of what it trained."""
+    attempts: Mapped[int] = mapped_column(Integer)
+    """How often it was begun or taken up again."""
     policy_from: Mapped[int] = mapped_column(Integer)
     policy_to: Mapped[int | None] = mapped_column(Integer)
+    """Number of its checkpoint, from the moment when it is to be put live."""
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float(53))
     ended_at: Mapped[float | None] = mapped_column(Float(53))

@@ -71,13 +71,13 @@ def _type(column: Any) -> Type:
 
 LINK = fields_of(LinkRow, "session_id", "trajectory_id")
 ADVANTAGE = fields_of(AdvantageRow, "session_id")
-_NOT_CARRIED = ("fidelity", "fidelity_reason", "rung", "score", "evidence", "rivals", "ended", "ended_at")
-"""Columns that came after the layout: of use where the calls were recorded, or found again by `mosaic relink`."""
-SESSION = fields_of(SessionRow, "trajectory_id", *_NOT_CARRIED)
+SESSION = fields_of(SessionRow, "trajectory_id", "ended", "ended_at")
+"""How it ended is found again by `mosaic relink`."""
 MESSAGE = fields_of(MessageRow)
 PARAMS = fields_of(ParamsRow)
 CHOICE = fields_of(TokensRow, "call_id")
-CALL = fields_of(CallRow, "seq", "trajectory_id", *_NOT_CARRIED)
+CALL = fields_of(CallRow, "seq", "trajectory_id", "rung", "score", "evidence", "rivals")
+"""Why it stands where it stands is found again by `mosaic relink`."""
 REWARD = fields_of(RewardRow, "reward_id", "trajectory_id")
 TRAJECTORY = fields_of(TrajectoryRow)
 

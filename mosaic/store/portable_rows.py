@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, tuple_, union
 
+from mosaic.records import JobState
 from mosaic.store.codec import pack, unpack_ids, unpack_logprobs
 from mosaic.store.database import Database
 from mosaic.store.models import (
@@ -44,8 +45,6 @@ from mosaic.store.writing import insert_new
 
 PAGE = 500
 """Trajectories whose ids are read at once."""
-IMPORTED = "imported"
-"""State of the job that stands in for one of another database."""
 
 
 def number(database: Database, like: str | None = None, states: Sequence[str] = ()) -> int:
@@ -223,5 +222,12 @@ def _jobs(record: Record) -> list[Record]:
     if record["trained_job_id"] is not None:
         names.add(record["trained_job_id"])
     at = record["state_at"]
-    known = {"state": IMPORTED, "settings": "{}", "policy_from": 0, "created_at": at, "ended_at": at}
+    known = {
+        "state": JobState.IMPORTED.value,
+        "settings": "{}",
+        "attempts": 0,
+        "policy_from": 0,
+        "created_at": at,
+        "ended_at": at,
+    }
     return [{"job_id": name, **known} for name in sorted(names)]

@@ -59,6 +59,9 @@ class Version:
     live_at: float | None
     verification: Mapping[str, Any]
     """What was checked before it counted as live; empty when nothing was."""
+    restores: int | None = None
+    """The version whose weights were put back under this number; None for new ones."""
+    pinned: bool = False
 
 
 def recent(connection: Connection, limit: int = RECENT) -> list[Attempt]:
@@ -81,9 +84,17 @@ def task_texts(connection: Connection, keys: Sequence[str], characters: int = 30
     return dict(connection.execute(query).all())
 
 
-def attempts(connection: Connection, task_key: str, limit: int = ATTEMPTS) -> list[str]:
-    """Ids of the newest attempts at a task, oldest first."""
+def versions_of(connection: Connection, task_key: str) -> list[int]:
+    """The policy versions under which a task was attempted."""
+    query = select(TrajectoryRow.policy_version).where(TrajectoryRow.task_key == task_key).distinct()
+    return sorted(connection.scalars(query))
+
+
+def attempts(connection: Connection, task_key: str, version: int | None = None, limit: int = ATTEMPTS) -> list[str]:
+    """Ids of the newest attempts at a task, of one policy version or of all, oldest first."""
     query = select(TrajectoryRow.trajectory_id).where(TrajectoryRow.task_key == task_key)
+    if version is not None:
+        query = query.where(TrajectoryRow.policy_version == version)
     ids = connection.scalars(query.order_by(TrajectoryRow.created_at.desc()).limit(limit)).all()
     return list(reversed(ids))
 

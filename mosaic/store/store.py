@@ -14,12 +14,14 @@ from sqlalchemy import select
 from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Harness, Placement
-from mosaic.records import Call, Group, Message, Trajectory, TrajectoryState
-from mosaic.store import explaining, jobs, listing, rewards
+from mosaic.records import Call, Group, JobState, Message, Trajectory, TrajectoryState
+from mosaic.store import explaining, jobs, leases, listing, policies, rewards
 from mosaic.store.database import Database
 from mosaic.store.explaining import Certificate, Unlinked
-from mosaic.store.listing import TrajectorySummary, Waiting
+from mosaic.store.jobs import Job
+from mosaic.store.listing import Filter, ScoredTrajectory, TrajectorySummary, Waiting
 from mosaic.store.models import CounterRow, LinkRow, RewardRow, SessionRow
+from mosaic.store.policies import PolicyVersion
 from mosaic.store.reading import read_conversation, read_sampled, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
@@ -196,10 +198,39 @@ class Store:
         with self.database.reading() as connection:
             return explaining.unlinked(connection, limit=limit)
 
-    def waiting(self, like: str | None = None, oldest_version: int = 0, limit: int = 1_000_000) -> Waiting:
+    def waiting(
+        self,
+        like: str | None = None,
+        oldest_version: int = 0,
+        limit: int = 1_000_000,
+        *,
+        task: str | None = None,
+        max_age_s: float | None = None,
+    ) -> Waiting:
         """Scored trajectories that no job has trained, sampled by `oldest_version` or newer: whole groups."""
+        since = None if max_age_s is None else time.time() - max_age_s
         with self.database.reading() as connection:
-            return listing.waiting(connection, like, oldest_version, limit)
+            return listing.waiting(connection, Filter(like, task, oldest_version, since), limit)
+
+    def scored(self) -> list[ScoredTrajectory]:
+        """All that is scored and that no job has trained, newest first."""
+        with self.database.reading() as connection:
+            return listing.scored(connection)
+
+    def scored_since(self, when: float) -> int:
+        """How many trajectories were scored (or scored again) after `when` (Unix seconds), and are not trained."""
+        with self.database.reading() as connection:
+            return listing.scored_since(connection, when)
+
+    def newest_call(self) -> float:
+        """When the newest call ended (Unix seconds); 0 when there is none."""
+        with self.database.reading() as connection:
+            return listing.newest_call(connection)
+
+    def states(self) -> dict[str, int]:
+        """State -> number of trajectories."""
+        with self.database.reading() as connection:
+            return listing.states(connection)
 
     def groups(self, waiting: Waiting) -> list[Group]:
         """The groups in full."""
@@ -207,32 +238,69 @@ class Store:
             found = read_trajectories(connection, [i for ids in waiting.groups.values() for i in ids])
         return [Group(key, tuple(found[i] for i in ids if i in found)) for key, ids in waiting.groups.items()]
 
-    # jobs, policy versions, leases
+    # jobs
 
-    def start_job(self, settings: Mapping[str, Any]) -> str:
-        """A new training job, in state `running`, on the current policy version."""
+    def start_job(self, settings: Mapping[str, Any], selection: Mapping[str, Any] | None = None) -> str:
+        """A new training job, in state `selected`, on the current policy version; `selection` is any JSON."""
         with self.database.writing() as connection:
-            return jobs.start(connection, settings)
+            return jobs.start(connection, settings, selection or {})
+
+    def job(self, job_id: str) -> Job:
+        """One job. Raises `RequestError` (404) when there is none."""
+        with self.database.reading() as connection:
+            found = jobs.read(connection, job_id)
+        if found is None:
+            raise RequestError(f"there is no job {job_id!r}.", status=404)
+        return found
+
+    def jobs(self, limit: int = 50) -> list[Job]:
+        """The newest jobs."""
+        with self.database.reading() as connection:
+            return jobs.newest(connection, limit)
+
+    def unsettled_job(self) -> Job | None:
+        """The job that began and did not come to its end, if there is one."""
+        with self.database.reading() as connection:
+            return jobs.unsettled(connection)
+
+    def take_up_job(self, job_id: str) -> None:
+        """Count one more attempt at a job."""
+        with self.database.writing() as connection:
+            jobs.taken_up(connection, job_id)
+
+    def job_reached(
+        self,
+        job_id: str,
+        state: JobState,
+        *,
+        selection: Mapping[str, Any] | None = None,
+        checkpoint: str | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """In one transaction: the job is in this state, and what the next one needs to take it up from there."""
+        values: dict[str, Any] = {"state": state.value, "error": None}
+        if selection is not None:
+            values["selection"] = orjson.dumps(selection).decode()
+        if checkpoint is not None:
+            values["checkpoint"] = checkpoint
+        with self.database.writing() as connection:
+            jobs.change(connection, job_id, **values)
+            jobs.keep_metrics(connection, job_id, metrics or {})
+
+    def note_job(self, job_id: str, error: str) -> None:
+        """What kept a job from going on; it stays where it is."""
+        with self.database.writing() as connection:
+            jobs.change(connection, job_id, error=error)
+
+    def job_metrics(self, job_id: str) -> dict[str, float]:
+        """The numbers of a job as a whole."""
+        with self.database.reading() as connection:
+            return jobs.metrics(connection, job_id)
 
     def end_job(self, job_id: str, error: str | None = None, metrics: Mapping[str, float] | None = None) -> None:
-        """Close a job as `done`, or as `failed` with the reason."""
+        """Close a job as `published`, or as `failed` with the reason."""
         with self.database.writing() as connection:
             jobs.end(connection, job_id, error, metrics or {})
-
-    def new_version(self, path: str, job_id: str | None) -> int:
-        """Number a checkpoint. It is `loading` until `version_live`."""
-        with self.database.writing() as connection:
-            return jobs.new_version(connection, path, job_id)
-
-    def version_live(self, version: int) -> None:
-        """Call between the load and the resume of generation: from now on tokens are sampled by `version`."""
-        with self.database.writing() as connection:
-            jobs.change_version(connection, version, state="live", live_at=time.time())
-
-    def version_failed(self, version: int) -> None:
-        """The version was not put live, or was rolled back."""
-        with self.database.writing() as connection:
-            jobs.change_version(connection, version, state="failed")
 
     def finish_training(
         self,
@@ -241,24 +309,73 @@ class Store:
         rewards: Mapping[str, float | None],
         advantages: Mapping[str, float],
         verification: Mapping[str, Any],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        error: str | None = None,
     ) -> None:
         """In one transaction: these trajectories are trained (id -> reward used), with these advantages (session ->
-        advantage), the version is verified, the job points at it."""
+        advantage), the version is verified, the job points at it and is published; or failed, with `error`."""
         with self.database.writing() as connection:
             jobs.trained(connection, job_id, version, rewards, advantages)
-            jobs.change_version(connection, version, verification=orjson.dumps(verification).decode())
+            policies.change_version(connection, version, verification=orjson.dumps(verification).decode())
+            jobs.end(connection, job_id, error, metrics or {})
+
+    # policy versions
+
+    def new_version(self, path: str, job_id: str | None, restores: int | None = None) -> int:
+        """Number a checkpoint, for its job if it has one. It is `loading` until `version_live`."""
+        with self.database.writing() as connection:
+            version = policies.new_version(connection, path, job_id, restores)
+            if job_id is not None:
+                jobs.change(connection, job_id, policy_to=version)
+            return version
+
+    def version_live(self, version: int) -> None:
+        """Call between the load and the resume of generation: from now on tokens are sampled by `version`."""
+        with self.database.writing() as connection:
+            policies.change_version(connection, version, state="live", live_at=time.time())
+
+    def version_failed(self, version: int) -> None:
+        """The version was not put live, or was rolled back."""
+        with self.database.writing() as connection:
+            policies.change_version(connection, version, state="failed")
+
+    def version_restored(self, failed: int, path: str, restores: int) -> int:
+        """In one transaction, while generation is paused: a version failed, and older weights are live again."""
+        with self.database.writing() as connection:
+            policies.change_version(connection, failed, state="failed")
+            version = policies.new_version(connection, path, None, restores)
+            policies.change_version(connection, version, state="live", live_at=time.time())
+            return version
 
     def policy(self) -> tuple[int, str | None]:
         """The live version and its checkpoint; (0, None) while the engine has the weights that it started with."""
         with self.database.reading() as connection:
-            return jobs.live_version(connection)
+            return policies.live_version(connection)
+
+    def versions(self) -> list[PolicyVersion]:
+        """All policy versions, oldest first."""
+        with self.database.reading() as connection:
+            return policies.versions(connection)
+
+    def pin(self, version: int | None) -> None:
+        """Pin this version, and no other; None pins none."""
+        with self.database.writing() as connection:
+            policies.pin(connection, version)
+
+    # leases
 
     def take_lease(self, name: str, owner: str, seconds: float) -> bool:
         """Take the lease on work for one process at a time, or keep it `seconds` more; False while another has it."""
         with self.database.writing() as connection:
-            return jobs.take_lease(connection, name, owner, seconds, time.time())
+            return leases.take(connection, name, owner, seconds, time.time())
+
+    def lease_holder(self, name: str) -> str | None:
+        """Who has the lease; None when nobody has."""
+        with self.database.reading() as connection:
+            return leases.holder(connection, name, time.time())
 
     def give_lease(self, name: str, owner: str) -> None:
         """Give a lease back before it expires."""
         with self.database.writing() as connection:
-            jobs.give_lease(connection, name, owner)
+            leases.give(connection, name, owner)

@@ -7,11 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mosaic.credit import RULES, GroupCredit, GroupInput, SessionInput, TrajectoryCredit, assign, group_input
+from mosaic.credit import (
+    RULES,
+    Granularity,
+    GroupCredit,
+    GroupInput,
+    SessionInput,
+    TrajectoryCredit,
+    assign,
+    group_input,
+)
 from mosaic.records import Group, Trajectory
 
-SHOWN_RULES = tuple(name for name in RULES if name != "broadcast")
-"""All but the second name of `grpo`."""
+SHOWN_RULES = tuple(
+    name for name, rule in RULES.items() if name != "broadcast" and rule.granularity is Granularity.SESSION
+)
+"""All but the second name of `grpo`, and but those that differ from `mosaic` inside a session only."""
 FULL_RULE = "mosaic"
 """The rule whose sessions are shown one by one."""
 
@@ -53,6 +64,10 @@ class GroupView:
 
     task_key: str
     text: str
+    version: int | None
+    """The policy version of the attempts; None for all."""
+    versions: Sequence[int]
+    """Those under which the task was attempted."""
     rules: Sequence[str]
     no_signal: Mapping[str, str]
     """Rule -> why the whole group gives it no signal."""
@@ -62,16 +77,35 @@ class GroupView:
     attempts: Sequence[AttemptView]
 
 
-def group_view(task_key: str, text: str, trajectories: Sequence[Trajectory]) -> GroupView:
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is attempted, and which of the attempts are looked at."""
+
+    task_key: str
+    text: str
+    version: int | None
+    versions: Sequence[int]
+
+
+def group_view(task: Task, trajectories: Sequence[Trajectory]) -> GroupView:
     """What the rules make of these attempts."""
-    given = group_input(Group(task_key, tuple(trajectories)))
+    given = group_input(Group(task.task_key, tuple(trajectories)))
     credits = {rule: assign([given], rule)[0] for rule in SHOWN_RULES}
     attempts = [_attempt(one, given, credits) for one in trajectories]
     rewards = [one.reward for one in trajectories if one.reward is not None]
     sizes = [abs(value) for one in attempts for value in one.advantages.values()]
     reasons = {rule: credit.drop_reason.value for rule, credit in credits.items() if credit.drop_reason is not None}
-    mean = fmean(rewards) if rewards else None
-    return GroupView(task_key, text, SHOWN_RULES, reasons, mean, max([1.0, *sizes]), attempts)
+    return GroupView(
+        task_key=task.task_key,
+        text=task.text,
+        version=task.version,
+        versions=task.versions,
+        rules=SHOWN_RULES,
+        no_signal=reasons,
+        mean_reward=fmean(rewards) if rewards else None,
+        largest=max([1.0, *sizes]),
+        attempts=attempts,
+    )
 
 
 def _attempt(trajectory: Trajectory, given: GroupInput, credits: Mapping[str, GroupCredit]) -> AttemptView:

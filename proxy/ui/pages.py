@@ -22,6 +22,7 @@ from mosaic.records import TrajectoryState
 from mosaic.settings import Settings
 from mosaic.store import Store, browsing, call_browsing, feed, progress
 from mosaic.store.browsing import Filter
+from mosaic.store.reading import load
 from mosaic.store.stats import stats
 from proxy.browse_api import group_of
 from proxy.doctor import findings
@@ -276,6 +277,8 @@ def _add_call(ui: APIRouter, pages: Pages) -> None:
             tools=tools_of(params),
             params={name: value for name, value in params.items() if name not in ("tools", "client_request")},
             client_request=params.get("client_request"),
+            evidence=load(row["evidence"]) if row["evidence"] else {},
+            rivals=load(row["rivals"]) if row["rivals"] else [],
             pretty=pretty,
         )
 
@@ -323,8 +326,10 @@ def _add_training(ui: APIRouter, pages: Pages) -> None:
         return pages.page(request, "groups.html", lines=lines, texts=texts, success=SUCCESS)
 
     @ui.get("/group")
-    def group(request: Request, task: str) -> HTMLResponse:
-        return pages.page(request, "group.html", group=group_of(pages.store, task))
+    def group(
+        request: Request, task: str, version: Annotated[int | None, Query(ge=0, lt=2**31)] = None
+    ) -> HTMLResponse:
+        return pages.page(request, "group.html", group=group_of(pages.store, task, version))
 
     @ui.get("/training")
     def training(request: Request) -> HTMLResponse:
@@ -353,4 +358,4 @@ def _add_health(ui: APIRouter, pages: Pages) -> None:
 
     @ui.get("/health/certificate")
     def certificate() -> HTMLResponse:
-        return part("_certificate.html", stats=stats(pages.store.database))
+        return part("_certificate.html", stats=stats(pages.store.database), certificate=pages.store.certificate())

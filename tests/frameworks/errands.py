@@ -4,8 +4,9 @@ The script looks only at what the conversation holds, never at roles: smolagents
 """
 
 import json
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -175,6 +176,21 @@ def lead(body: dict[str, Any]) -> Turn:
         return _answer(body, LEAD_ANSWER)
     at_once = left[:1] if spawner == "expert" else left
     return Turn("I ask.", calls=tuple(_spawn(spawner, job) for job in at_once))
+
+
+def unlike(script: Script) -> Script:
+    """The script, with other words each time: what goes with tool calls, and what a subagent is asked."""
+
+    @wraps(script)
+    def saying(body: dict[str, Any]) -> Turn:
+        turn = script(body)
+        if not turn.calls:
+            return turn
+        mark = uuid.uuid4().hex
+        calls = tuple((name, given.replace(" house.", f" house. Call it {mark}.")) for name, given in turn.calls)
+        return replace(turn, content=f"{turn.content} Mark {mark}.", calls=calls)
+
+    return saying
 
 
 @as_vllm_reads

@@ -117,10 +117,7 @@ async def test_codex(start_proxy: ProxyFactory, tmp_path: Path, path: str) -> No
         check_run(proxy)
 
 
-TITLE = pytest.mark.xfail(strict=True, reason="without a path lineage takes OpenCode's title call for a trajectory")
-
-
-@pytest.mark.parametrize("path", [pytest.param("", marks=TITLE), "/t/run-1"])
+@pytest.mark.parametrize("path", ["", "/t/run-1"])
 async def test_opencode(start_proxy: ProxyFactory, tmp_path: Path, path: str) -> None:
     opencode = binary("CLI_OPENCODE")
     async with start_proxy(reader) as proxy:

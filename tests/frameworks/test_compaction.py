@@ -13,7 +13,7 @@ CASES: list[tuple[Run, str, bool, Script]] = [
     (runners.strands, "chat", True, cramped_porter),
     (runners.strands, "responses", True, cramped_porter),
     (runners.deepagents, "chat", False, cramped_porter),
-    (runners.deepagents, "messages", True, cramped_porter),
+    (runners.langchain, "messages", True, porter),
     (runners.langchain, "chat", False, porter),
     (runners.langchain, "responses", True, porter),
     (runners.pydantic_ai, "chat", False, porter),

@@ -1,11 +1,22 @@
 """Subagents and handoffs: the sessions that are found are what the framework did, without a path or an id."""
 
+import asyncio
+
 import pytest
 
 from mosaic.records import SessionKind
 from tests.conftest import ProxyFactory
 from tests.frameworks import runners
-from tests.frameworks.errands import LEAD_ANSWER, LEAD_TASK, Errand, check_continuous, count, lead, the_trajectory
+from tests.frameworks.errands import (
+    LEAD_ANSWER,
+    LEAD_TASK,
+    Errand,
+    check_continuous,
+    count,
+    lead,
+    the_trajectory,
+    unlike,
+)
 from tests.frameworks.runners import Run
 
 CASES = [
@@ -35,6 +46,20 @@ async def test_two_subagents_at_once_are_sessions_of_their_own_under_the_call_th
         assert {c.opened_by_call_id for c in children} == {root.calls[0].call_id}
         for session in (root, *children):
             check_continuous(session)
+
+
+@pytest.mark.parametrize("run", [runners.pydantic_ai, runners.deepagents, runners.openai_agents])
+async def test_attempts_at_once_keep_their_subagents(start_proxy: ProxyFactory, run: Run) -> None:
+    """Four leads with one task, at once and without a path; what they say differs, as a sampled policy's words do."""
+    async with start_proxy(unlike(lead)) as proxy:
+        errand = Errand(proxy.url, "chat", False, (count,), LEAD_TASK, "You are the lead.", expert=True)
+        assert await asyncio.gather(*(run(errand) for _ in range(4))) == [LEAD_ANSWER] * 4
+        summaries = proxy.store.trajectories()
+        assert len(summaries) == 4
+        for summary in summaries:
+            root, *children = proxy.store.trajectory(summary.trajectory_id).sessions
+            assert [len(s.calls) for s in (root, *children)] == [2, 2, 2]
+            assert [(c.kind, c.opened_by_call_id) for c in children] == [(SessionKind.SPAWN, root.calls[0].call_id)] * 2
 
 
 async def test_a_managed_agent_of_smolagents_is_a_session_of_its_own(start_proxy: ProxyFactory) -> None:

@@ -48,6 +48,16 @@ def test_two_trajectories_are_never_merged_by_a_score_that_claims_to_be_sure(
     assert found.sure_merges == 0, [m for m in found.merges if m["score"] >= 0.9]
 
 
+WITH_IDS = [p for p in PLAYBOOKS if all(line.call.headers for line in run(p, VARIANTS["alone"]))]
+
+
+@pytest.mark.parametrize("playbook", WITH_IDS)
+def test_the_frameworks_ids_decide_where_content_cannot(playbook: str) -> None:
+    found = score(place(run(playbook, VARIANTS["identical"])))
+    assert found.merges == []
+    assert (found.purity, found.f1, found.kind_accuracy) == (1, 1, 1), found.wrong
+
+
 @pytest.mark.parametrize("variant", DECIDABLE)
 def test_used_summaries_are_trained_with_the_session_that_they_close(counted: dict[str, Score], variant: str) -> None:
     found = counted[variant]

@@ -42,7 +42,7 @@ def check_store(store: Store, held_out: int) -> None:
         assert states["trained"] > 0
         assert states["trained"] + states["scored"] == kinds["root"]
         jobs = [tuple(row) for row in connection.execute(text("select state, policy_to from jobs"))]
-        assert jobs == [("done", 1)]
+        assert jobs == [("published", 1)]
     weak = [
         link
         for summary in store.trajectories(500)

@@ -9,7 +9,7 @@ import pytest
 from proxy import connections
 from tests.conftest import Proxy, ProxyFactory
 from tests.engine import Turn
-from tests.engine.raw import End, whole
+from tests.engine.raw import End, event_stream, whole
 from tests.proxy.faults import BODIES, PATHS, before, post, replying, request_bytes, talk, wire_whole
 
 TARGET = "/v1/chat/completions"
@@ -39,6 +39,19 @@ async def test_a_head_that_is_never_complete_is_a_408_and_a_silent_connection_is
         again = request_bytes(TARGET, BODY).replace(b"connection: close\r\n", b"")
         assert await statuses(proxy, again + b"POST /v1") == [200, 408]
         assert await statuses(proxy, again + b"\r\n") == [200]
+
+
+async def test_a_head_that_is_refused_leaves_no_trace_in_the_answer_before_it(start_proxy: ProxyFactory) -> None:
+    async with before(start_proxy, replying(event_stream(), b"data: {}\n\n", End.HANG)) as (proxy, engine):
+        host, port = proxy.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        streamed = json.dumps({**BODIES["chat/completions"], "stream": True}).encode()
+        writer.write(request_bytes(TARGET, streamed).replace(b"connection: close\r\n", b""))
+        await asyncio.wait_for(engine.reached.wait(), 20)
+        writer.write(b"POST / HTTP/1.1\r\nx: " + b"a" * connections.MAX_HEAD_BYTES)
+        assert b"431" not in await asyncio.wait_for(reader.read(), 10)
+        await asyncio.wait_for(engine.left.wait(), 5)
+        writer.close()
 
 
 async def test_a_slow_answer_outlives_the_time_for_a_head(
@@ -102,7 +115,7 @@ async def test_a_head_that_may_be_read_in_two_ways_reaches_no_engine(start_proxy
 async def test_a_web_page_of_another_site_may_not_call(start_proxy: ProxyFactory) -> None:
     """A browser asks before it sends JSON elsewhere: whoever has the proxy on loopback without keys is safe from it."""
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
-        asked = ("origin: http://elsewhere", "access-control-request-method: POST")
+        asked = ("host: 127.0.0.1", "origin: http://elsewhere", "access-control-request-method: POST")
         for target in (TARGET, "/v1/messages", "/api/trajectories/run-1/reward"):
             said = await talk(proxy, request_bytes(target, b"", *asked, method="OPTIONS"))
             assert said.split()[1] in (b"404", b"405")

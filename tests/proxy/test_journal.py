@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic.capture import CallStatus, Fidelity
+from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.journal import Journal
-from proxy.reading import JournalFile, waiting_calls
+from proxy.reading import JournalFile, files_in, waiting_calls
+from proxy.recorder import Recorder
 from proxy.trace import Trace
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
@@ -67,7 +69,7 @@ async def test_a_folder_that_is_taken_away_costs_no_call(start_proxy: ProxyFacto
 async def test_what_had_ended_when_the_proxy_died_is_stored_as_it_ended(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
-    leave(tmp_path / "spool", conversation(4), ended=3)
+    await leave(tmp_path / "spool", conversation(4), ended=3)
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(lambda: proxy.store.trajectories() and proxy.store.trajectories()[0].calls == 4)
         assert statuses(proxy.store) == ["ok", "ok", "ok", "interrupted"]
@@ -80,21 +82,23 @@ def statuses(store: Store) -> list[str]:
         return list(connection.exec_driver_sql("select status from calls order by started_at").scalars())
 
 
-def test_a_call_comes_back_from_the_journal_as_it_was(tmp_path: Path) -> None:
+async def test_a_call_comes_back_from_the_journal_as_it_was(tmp_path: Path) -> None:
     first, *others = conversation(5)
     calls = [replace(first, fidelity=Fidelity("fell_back", "text_differs", ((0, ((3, 0, 2),)),))), *others]
-    file = JournalFile(leave(tmp_path, calls))
+    file = JournalFile(await leave(tmp_path, calls))
     file.look_for_owner()
     assert list(file.ended(0.0)) == calls
     assert file.interrupted() == []
     file.remove()
-    assert list(tmp_path.iterdir()) == []
+    assert files_in(tmp_path) == []
 
 
 @given(cut=st.integers(0, 20_000))
-def test_a_journal_cut_anywhere_gives_whole_calls_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+async def test_a_journal_cut_anywhere_gives_whole_calls_only(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     calls = conversation(5)
-    path = leave(tmp_path_factory.mktemp("journal"), calls)
+    path = await leave(tmp_path_factory.mktemp("journal"), calls)
     os.truncate(path, max(0, path.stat().st_size - cut))
     file = JournalFile(path)
     file.look_for_owner()
@@ -108,11 +112,11 @@ def test_a_journal_cut_anywhere_gives_whole_calls_only(tmp_path_factory: pytest.
 
 
 @given(byte=st.integers(0), bit=st.integers(0, 7))
-def test_a_damaged_journal_never_gives_a_call_that_was_not(
+async def test_a_damaged_journal_never_gives_a_call_that_was_not(
     tmp_path_factory: pytest.TempPathFactory, byte: int, bit: int
 ) -> None:
     calls = conversation(5)
-    path = leave(tmp_path_factory.mktemp("journal"), calls)
+    path = await leave(tmp_path_factory.mktemp("journal"), calls)
     data = bytearray(path.read_bytes())
     data[byte % len(data)] ^= 1 << bit
     path.write_bytes(data)
@@ -130,21 +134,24 @@ def without_times(call: Trace) -> tuple[object, ...]:
     return call.origin, call.body, [piece for _, piece in call.pieces], call.status, call.error
 
 
-def test_a_reader_gives_each_call_once_however_the_file_grows(tmp_path: Path) -> None:
+async def test_a_reader_gives_each_call_once_however_the_file_grows(tmp_path: Path) -> None:
     calls = conversation(6)
     journal = Journal(tmp_path)
     entries = [journal.begin(call.origin, call.body) for call in calls]
-    (path,) = tmp_path.glob("calls-*")
+    journal.flush()
+    (path,) = files_in(tmp_path)
     file, found = JournalFile(path), list[Trace]()
     for call, entry in zip(calls, entries, strict=True):
         for when, piece in call.pieces:
             journal.piece(entry, piece, when)
+            journal.flush()
             found += file.ended(time.monotonic())
-        at = time.monotonic()
-        journal.end(entry, call, at)
-        found += file.ended(at - 1e-6)  # it has ended later than we look for
+        before = time.monotonic()
+        journal.end(entry, call)
+        journal.flush()
+        found += file.ended(before)  # it has ended later than we look for
         assert len(found) < len(calls)
-        found += file.ended(at)
+        found += file.ended(time.monotonic())
     assert found == calls
     file.look_for_owner()
     while_it_writes = file.owner_gone
@@ -154,31 +161,34 @@ def test_a_reader_gives_each_call_once_however_the_file_grows(tmp_path: Path) ->
     file.close()
 
 
-def test_calls_that_a_full_disk_cut_stand_whole_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever piece of whatever call the disk does not take."""
+@pytest.mark.parametrize("failing", range(1, 8))
+async def test_calls_that_a_full_disk_cut_stand_whole_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Whichever of the writes it is that the disk takes half."""
     calls = conversation(4)
-    for failing in range(1, 14):
-        folder = tmp_path / str(failing)
-        journal, left = Journal(folder), [failing]
+    settings = Settings(upstream="http://127.0.0.1:1/v1", spool=tmp_path)
+    recorder, write, left = Recorder(settings), os.write, [failing]
 
-        def write(descriptor: int, data: bytes, left: list[int] = left) -> int:
-            left[0] -= 1
-            return os.pwrite(descriptor, data[: len(data) // 2 if left[0] == 0 else None], 2**40)
+    def half(descriptor: int, data: bytes) -> int:
+        left[0] -= len(data) > 10  # bells are none of ours
+        return write(descriptor, data[: len(data) // 2] if left[0] == 0 and len(data) > 10 else data)
 
-        monkeypatch.setattr(os, "write", write)
-        entries = [journal.begin(call.origin, call.body) for call in calls]
-        for call, entry in zip(calls, entries, strict=True):
-            for when, piece in call.pieces:
-                journal.piece(entry, piece, when)
-            if journal.end(entry, call, 1.0) is None:
-                assert journal.hold(entry, call)
-        journal.close()
-        monkeypatch.undo()
-        assert journal.held == 0
-        files = [JournalFile(path) for path in sorted(folder.glob("calls-*"))]
-        for file in files:
-            file.look_for_owner()
-        ended = [call for file in files for call in file.ended(0.0)]
-        assert sorted(ended, key=lambda call: call.origin.call_id) == calls
-        for file in files:
-            file.remove()
+    monkeypatch.setattr(os, "write", half)
+    entries = []
+    for call in calls:
+        entries.append(recorder.journal.begin(call.origin, call.body))
+        recorder.journal.flush()
+    for call, entry in zip(calls, entries, strict=True):
+        for when, piece in call.pieces:
+            recorder.journal.piece(entry, piece, when)
+        await recorder.record(entry, call)
+    assert left[0] <= 0
+    await recorder.close()
+    files = [JournalFile(path) for path in files_in(tmp_path)]
+    for file in files:
+        file.look_for_owner()
+    ended = [call for file in files for call in file.ended(0.0)]
+    assert sorted(ended, key=lambda call: call.origin.call_id) == calls
+    for file in files:
+        file.close()

@@ -203,3 +203,16 @@ def test_no_chunk_whatever_it_holds_is_refused_by_the_store(tmp_path: Path, path
         check_it()
     finally:
         store.close()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_names_ids_and_comments_of_events_stay_with_them(start_proxy: ProxyFactory, path: str) -> None:
+    whole = wire_stream(path, Turn(TEXT))
+    sent = whole.replace(b"data: ", b"event: message\nid: 7\n: a comment\ndata: ", 1)
+    async with before(start_proxy, replying(event_stream(), sent, End.FIN)) as (proxy, _):
+        status, seen = await post(proxy, path, stream=True)
+        assert status == 200
+        assert seen.startswith(b"event: message\nid: 7\n: a comment\ndata: {")
+        assert seen.count(b"event: ") == 1
+        assert text_in(path, seen) == TEXT
+        assert (await row(proxy))["exact"] == 1

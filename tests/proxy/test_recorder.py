@@ -171,7 +171,7 @@ async def test_a_reward_that_the_database_refuses_is_a_507_with_the_next_step(st
 async def test_what_a_dead_process_had_not_stored_is_stored_in_its_order(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
-    leave(tmp_path / "spool", conversation(30))
+    await leave(tmp_path / "spool", conversation(30))
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(lambda: waiting_calls(proxy.settings.spool) == 0)
         (session,) = proxy.store.trajectory("run-1").sessions
@@ -182,7 +182,7 @@ async def test_what_a_dead_process_had_not_stored_is_stored_in_its_order(
 async def test_a_journal_that_a_crash_cut_short_gives_what_it_holds(
     start_proxy: ProxyFactory, tmp_path: Path, cut: int
 ) -> None:
-    path = leave(tmp_path / "spool", conversation(1))
+    path = await leave(tmp_path / "spool", conversation(1))
     path.write_bytes(path.read_bytes()[:-cut])
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(proxy.store.trajectories)
@@ -224,7 +224,7 @@ async def test_a_call_that_can_never_be_stored_is_put_aside_and_takes_no_other_w
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
     first, second, third = conversation(3)
-    leave(tmp_path / "spool", [unwritable(first), second, third])
+    await leave(tmp_path / "spool", [unwritable(first), second, third])
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
         await until(lambda: waiting_calls(proxy.settings.spool) == 0)
         assert [t.calls for t in proxy.store.trajectories()] == [2]

@@ -25,7 +25,7 @@ from tests.store.test_many_processes import picture
 
 
 async def test_a_damaged_journal_stops_nobody(start_proxy: ProxyFactory, tmp_path: Path) -> None:
-    path = leave(tmp_path / "spool", conversation(2), ended=0)
+    path = await leave(tmp_path / "spool", conversation(2), ended=0)
     data = path.read_bytes()
     path.write_bytes(data.replace(b'{"call_id"', b"{nonsense!", 1) + b"\0" * 4096)
     async with start_proxy(lambda _: Turn("Hi")) as proxy:
@@ -38,7 +38,7 @@ async def test_a_damaged_journal_stops_nobody(start_proxy: ProxyFactory, tmp_pat
 async def test_a_file_with_a_damaged_call_gives_the_others_and_is_kept(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:
-    path = leave(tmp_path / "spool", conversation(5))
+    path = await leave(tmp_path / "spool", conversation(5))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -62,23 +62,23 @@ def test_a_journal_of_another_release_is_read(tmp_path: Path) -> None:
 async def test_what_stands_in_a_removed_file_is_not_called_durable(tmp_path: Path) -> None:
     first, second = conversation(2)
     journal = Journal(tmp_path)
-    file = journal.end(journal.begin(first.origin, first.body), first, 0.0)
+    file = journal.end(journal.begin(first.origin, first.body), first)
     assert file is not None
     assert await journal.sync(file)
     file.path.unlink()
-    other = journal.write(second, 0.0)
+    other = journal.write(second)
     assert other is file
     assert not await journal.sync(file)
-    again = journal.write(second, 0.0)
+    again = journal.write(second)
     assert again is not None
     assert again is not file
     assert await journal.sync(again)
     journal.close()
 
 
-def test_the_writer_works_on_any_descriptor_and_one_at_a_time_on_a_folder(tmp_path: Path) -> None:
+async def test_the_writer_works_on_any_descriptor_and_one_at_a_time_on_a_folder(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path}/mosaic.db"
-    leave(tmp_path / "spool", conversation(3))
+    await leave(tmp_path / "spool", conversation(3))
     sides = [socket.socketpair() for _ in range(2)]
     high = [socket.socket(fileno=fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 1100)) for _, theirs in sides]
     writers = [threading.Thread(target=Writer(at, database, tmp_path / "spool").run) for at in high]
@@ -90,7 +90,7 @@ def test_the_writer_works_on_any_descriptor_and_one_at_a_time_on_a_folder(tmp_pa
     assert [t.calls for t in store.trajectories()] == [3]
     sides[0][0].close()
     writers[0].join()
-    leave(tmp_path / "spool", conversation(3, "run-2"))
+    await leave(tmp_path / "spool", conversation(3, "run-2"))
     sides[1][0].close()
     writers[1].join()
     assert {t.trajectory_id: t.calls for t in store.trajectories()} == {"run-1": 3, "run-2": 3}

@@ -47,7 +47,7 @@ def unwritable(call: Trace) -> Trace:
     return replace(call, origin=replace(call.origin, retry_count=2**63))
 
 
-def leave(folder: Path, calls: Sequence[Trace], ended: int | None = None) -> Path:
+async def leave(folder: Path, calls: Sequence[Trace], ended: int | None = None) -> Path:
     """The journal of a process that died when so many of these calls had ended (all, if not said), none of them stored.
 
     Of those that had not, only the first piece of the answer had come.
@@ -58,8 +58,9 @@ def leave(folder: Path, calls: Sequence[Trace], ended: int | None = None) -> Pat
     for at, (call, entry) in enumerate(zip(calls, entries, strict=True)):
         for when, piece in call.pieces[: None if at < ended else 1] if call.event_stream else ():
             journal.piece(entry, piece, when)
-    for at, (call, entry) in enumerate(zip(calls[:ended], entries, strict=False)):
-        assert journal.end(entry, call, 1.0 + at)
+    for call, entry in zip(calls[:ended], entries, strict=False):
+        assert journal.end(entry, call)
+    journal.flush()
     (file,) = journal._files
     os.close(file.descriptor)
     return file.path

@@ -1,13 +1,16 @@
 """Lineage that is computed again from the store is what it was live, and what newer tables would have made of it."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text
+from typer.testing import CliRunner
 
 from adapters.harnesses import HARNESSES
 from mosaic.capture import CapturedCall
@@ -15,6 +18,7 @@ from mosaic.store import Store
 from mosaic.store.checking import check
 from mosaic.store.models import CallRow, LinkRow, SessionRow, TrajectoryRow
 from mosaic.store.relinking import relink
+from proxy import commands
 from tests.lineage.corpus import PLAYBOOKS
 from tests.lineage.corpus.stage import Play
 from tests.lineage.corpus.variants import interleaved
@@ -133,3 +137,18 @@ def test_a_judged_trajectory_that_lost_its_calls_stays_with_its_reward(database_
     assert kept[title.trajectory_id][1] == 1.0
     assert check(store.database, deep=True) == []
     store.close()
+
+
+def test_the_command_tells_what_it_moved(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    store.record(calls_of(["title_first"], 1, same=False))
+    store.close()
+    app = typer.Typer()
+    app.command()(commands.relink)
+    runner = CliRunner()
+    told = json.loads(runner.invoke(app, ["--dry-run", "--json", "--database", url]).stdout)
+    assert told["dry_run"]
+    assert told["moved"]
+    assert f"moved: {len(told['moved'])}" in runner.invoke(app, ["--database", url]).stdout
+    assert json.loads(runner.invoke(app, ["--json", "--database", url]).stdout)["moved"] == []

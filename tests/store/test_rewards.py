@@ -1,6 +1,8 @@
 """Rewards are append-only; late and corrected ones re-open a trajectory within the window; states follow."""
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -133,6 +135,17 @@ def test_a_truncated_or_failed_trajectory_is_not_trained(store: Store) -> None:
     store.end("run-1", TrajectoryState.TRUNCATED, "time limit")
     assert store.waiting().groups == {}
     assert store.counters()["truncated_trajectories"] == {"time limit": 1}
+
+
+def test_a_trajectory_that_lineage_found_is_closed_sooner_once_all_its_agents_have_answered(store: Store) -> None:
+    passive = Recording(None, "passive")
+    waits = passive.call([user("a")], assistant(None, ("id-1", "look", "{}")), "look", call_id="waits")
+    answers = passive.call([user("b")], assistant("yes"), call_id="answers")
+    now = time.time()
+    store.record([replace(c, started_at=now - 100, ended_at=now - 90) for c in (waits, answers)])
+    assert store.close_silent(1000, answered_s=60) == 2  # and run-1, silent for years
+    found = {t.trajectory_id: t.state for t in store.trajectories(like="tr-%")}
+    assert found == {"tr-waits": "open", "tr-answers": "closed"}
 
 
 def test_a_silent_trajectory_is_closed_and_a_call_opens_it_again(store: Store) -> None:

@@ -78,6 +78,18 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory, save_model: SaveModel) -
 
 
 @pytest.fixture(scope="session")
+def save_adapter(model_dir: Path) -> Callable[[Path], Path]:
+    """Write a first adapter of the model."""
+    from trainer.adapter import make_adapter
+
+    def save(folder: Path) -> Path:
+        make_adapter(model_dir, folder, 4)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
 def logprobs_of(model_dir: Path) -> Callable[[IdArray], LogprobArray]:
     """The model's own logprobs of a token sequence, 0 for the first."""
     import torch

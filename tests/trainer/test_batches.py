@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.batches import Normalisation, plan_epoch, token_factors
+from trainer.batches import Normalisation, plan_epoch, pushed, token_factors
 from trainer.sequences import Cause, Sequence
 
 
@@ -63,3 +63,22 @@ def test_factors_turn_the_token_mean_into_the_named_weight(sequences: list[Seque
             own = [n for n in members if sequences[n].session_id == name]
             assert weights[Normalisation.AGENT_MEAN][own].sum() == pytest.approx(1 / len(trajectories) / len(sessions))
     assert weights[Normalisation.SEQUENCE_MEAN] == pytest.approx(np.full(len(sequences), 1 / len(sequences)))
+
+
+@given(sequences=rounds, max_tokens=st.integers(1, 200))
+def test_what_is_pushed_is_every_token_once_and_rows_as_wide_as_the_longest(
+    sequences: list[Sequence], max_tokens: int
+) -> None:
+    epoch = plan_epoch(sequences, Normalisation.TRAJECTORY_MEAN, 2, max_tokens, 0)
+    found = pushed(sequences, epoch)
+    assert found.real == sum(len(s.ids_L) for s in sequences)
+    widths = [max(len(sequences[r].ids_L) for r in b.rows) * len(b.rows) for step in epoch for b in step if b.rows]
+    assert found.real + found.padding == sum(widths)
+    assert 0 <= found.waste < 1
+
+
+def test_sequences_of_like_length_share_a_batch() -> None:
+    """From long to short: one long row does not widen all the short ones."""
+    sequences = [sequence(n, 0, 5, 5) for n in range(8)] + [sequence(8, 0, 90, 10)]
+    found = pushed(sequences, plan_epoch(sequences, Normalisation.TRAJECTORY_MEAN, 1, 100, 0))
+    assert found.padding == 0

@@ -21,8 +21,8 @@ from mosaic.errors import EngineError, PublishError
 from mosaic.settings import Settings
 from trainer.engine import Engine, EngineSettings
 from trainer.engine_control import EngineControl
-from trainer.job import running_engine
 from trainer.publish import Publication, publish
+from trainer.replicas import running_engines
 from trainer.round import TrainSettings
 from trainer.sequences import Cause, Sequence, Span
 
@@ -204,9 +204,10 @@ def test_an_engine_that_serves_other_weights_than_are_said_to_be_live_is_refused
     control.pause()
     control.load(old_model, 20)
     control.resume()
-    assert running_engine(settings, old_model, 20, PROBE_L).model == "policy"
+    (found,) = running_engines(settings, old_model, 20, PROBE_L)
+    assert found.model == "policy"
     with pytest.raises(EngineError, match="does not serve version 21"):
-        running_engine(settings, other, 21, PROBE_L)
+        running_engines(settings, other, 21, PROBE_L)
 
 
 def test_the_prefix_cache_of_the_old_weights_is_not_used(

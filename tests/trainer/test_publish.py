@@ -10,6 +10,7 @@ import pytest
 
 from mosaic.errors import EngineError, PublishError
 from mosaic.records import IdArray, LogprobArray
+from trainer import probe as probe_module
 from trainer import publish as publish_module
 from trainer.publish import Publication, PublishReport, publish
 
@@ -55,15 +56,15 @@ class ScriptedEngine:
     def checksums(self) -> dict[str, str]:
         return {"weight": str(self.serves)}
 
-    def logprobs(self, ids_L: IdArray) -> LogprobArray:
+    def probe(self, ids_L: IdArray) -> tuple[IdArray, LogprobArray]:
         assert not self.paused, "a paused engine would never answer"
         self._step(f"probe {self.serves.name}")
-        return (LOGPROBS[self.serves] + (self.offset if self.serves == NEW else 0))[: len(ids_L) - 1]
+        return ids_L, (LOGPROBS[self.serves] + (self.offset if self.serves == NEW else 0))[: len(ids_L) - 1]
 
 
 @pytest.fixture(autouse=True)
 def _checkpoints_answer_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish_module, "checkpoint_logprobs", lambda path, _ids_L: LOGPROBS[path])
+    monkeypatch.setattr(probe_module, "checkpoint_logprobs", lambda path, _ids_L: LOGPROBS[path])
     monkeypatch.setattr(publish_module, "checkpoint_shapes", SHAPES.__getitem__)
 
 

@@ -30,9 +30,15 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
     ),
     8: (compactions.three_calls, compactions.verified),
     9: (compactions.overflow,),
-    10: (compactions.twice, compactions.growing_summaries, compactions.assistant_tail, compactions.inside_a_child),
+    10: (
+        compactions.twice,
+        compactions.growing_summaries,
+        compactions.long_tail,
+        compactions.assistant_tail,
+        compactions.inside_a_child,
+    ),
     11: (compactions.never_used,),
-    12: (sessions.sliding_window, compactions.tool_pairs),
+    12: (sessions.sliding_window, sessions.cleared_when_idle, compactions.tool_pairs),
     13: (subagents.handed_over, subagents.recast, subagents.round_table),
     14: (
         auxiliary.title_first,

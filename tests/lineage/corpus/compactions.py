@@ -1,5 +1,7 @@
 """Playbooks of context compaction: with the prefix or with a transcript, in one to three calls, twice, in a child."""
 
+from typing import Any
+
 from tests.lineage.corpus import identities
 from tests.lineage.corpus.sessions import failed
 from tests.lineage.corpus.stage import Agent, Play, Rewrite, reply
@@ -7,10 +9,10 @@ from tests.lineage.corpus.stage import Agent, Play, Rewrite, reply
 FACTS = "The task is to count the boats and name their owners. The quay and the slip are done; the mole is left."
 
 
-def transcript(agent: Agent, *, mark: str = "#") -> str:
-    """The history as text, with calls and results rendered."""
+def transcript(agent: Agent, history: list[dict[str, Any]] | None = None, *, mark: str = "#") -> str:
+    """The history, or a part of it, as text, with calls and results rendered."""
     rounds = []
-    for m in agent.history:
+    for m in agent.history if history is None else history:
         text = m["content"] if isinstance(m["content"], str) else ""
         calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in m.get("tool_calls", ())]
         rounds.append(f"{mark} {m['role'].upper()}\n{' '.join([text, *calls])}")
@@ -223,6 +225,21 @@ def growing_summaries(play: Play) -> None:
         clerk = clerk.compacted(f"after {number}").hears(f"Here is a summary of the conversation to date:\n\n{known}")
         clerk.history += kept
         clerk.works(*("mole", "shed")[: number + 1])
+    clerk.says("There are four boats.")
+
+
+def long_tail(play: Play) -> None:
+    """Four compactions with one new round between each: three rounds are kept, and only what falls out is quoted."""
+    clerk = play.agent().hears(play.task).works("quay", "slip", "mole", "shed")
+    for number in range(4):
+        evicted, kept = clerk.history[:-6], clerk.history[-6:]
+        ask = f"Extract what matters.\n<messages>\n{transcript(clerk, evicted, mark='<message>')}\n</messages>"
+        said = play.say(f"So far {number + 1} places were looked at; they hold ropes and ledgers.")
+        clerk.sends(reply(said), messages=[{"role": "user", "content": ask}], system="", tools="", summary=True)
+        clerk = clerk.compacted(f"after {number}")
+        clerk.hears(f"You are in the midst of a conversation that was summarized:\n<summary>\n{said}\n</summary>")
+        clerk.history += kept
+        clerk.works(f"pier {number}")
     clerk.says("There are four boats.")
 
 

@@ -138,6 +138,16 @@ def sliding_window(play: Play) -> None:
     clerk.works("quay", "slip", "mole", "shed", "loft").says("There are four boats.")
 
 
+def cleared_when_idle(play: Play) -> None:
+    """After a pause all old results are cleared at once, without any new round; the session goes on."""
+    clerk = play.agent(ids=identities.claude).hears(play.task).works("quay", "slip", "mole")
+    clerk.says("There are four boats.")
+    for m in clerk.history:
+        if m["role"] == "tool":
+            m["content"] = rewrites.CLEARED
+    clerk.hears("I am back. Who owns them?").works("shed").says("The cooper does.")
+
+
 def retried(play: Play) -> None:
     """A 500 and an overload, each sent again with the SDK's count; then a framework that does not count."""
     clerk = play.agent(ids=identities.claude).hears(play.task).works("quay")

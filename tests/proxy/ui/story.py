@@ -97,8 +97,14 @@ class Story(Recording):
             np.asarray(ids, np.int32),
             np.asarray(logprobs, np.float32),
         )
-        times = {"started_at": start, "first_byte_at": first, "ended_at": self.now, "streamed": True}
-        made = self.call(messages, reply, tools)
+        times = {
+            "messages": tuple(messages),
+            "started_at": start,
+            "first_byte_at": first,
+            "ended_at": self.now,
+            "streamed": True,
+        }
+        made = self.call([], reply, tools)
         params = {"model": "policy", "temperature": 1.0, "tools": [TOOLS[name] for name in tools.split()]}
         return replace(
             made,
@@ -138,9 +144,9 @@ def attempt(story: Story, tag: str, question: str, *, delegates: int, condenses:
     if delegates:
         calls += _delegated(story, tag, history, delegates)
     if condenses:
-        transcript = "\n".join(_said(m) for m in history)
+        transcript = "\n".join(str(m) for m in history)
         known = f"Wanted: {question} Known: volume 3 names the port, volume 4 the province ({tag})."
-        calls.append(story.says([user(f"Condense this conversation:\n{transcript}")], assistant(known)))
+        calls.append(story.says([user(f"Summarize this conversation:\n{transcript}")], assistant(known)))
         history = [ROLE, user(f"The conversation was condensed.\n<summary>\n{known}\n</summary>")]
     calls.append(story.says(list(history), assistant(f"It is the one named on page {len(tag) + 40}."), "search task"))
     return calls

@@ -7,6 +7,7 @@ no Chromium (Debian's package, or the path in `CHROMIUM`).
 
 import asyncio
 import os
+import re
 import secrets
 import shutil
 import time
@@ -29,6 +30,8 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium (apt-get install chromium)")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")  # fmt: skip
+PICTURES = ("trajectories", "trajectory", "call", "group-dark", "training-dark", "health-dark", "trajectory-narrow")
+"""Those of the docs."""
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 KEY = "control-key-1"
 
@@ -67,7 +70,7 @@ class Browser:
     async def picture(self, name: str) -> None:
         """For the docs, where they are made; a page that is wider than its window is a fault everywhere."""
         assert await self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-        if folder := os.environ.get("SCREENSHOTS"):
+        if (folder := os.environ.get("SCREENSHOTS")) and name in PICTURES:
             await self.page.screenshot(path=Path(folder) / f"{name}.png")
 
     async def see(self, selector: str) -> Any:
@@ -111,6 +114,12 @@ async def called(proxy: Proxy, trajectory_id: str, *said: str) -> None:
     address = f"{proxy.url}/t/{trajectory_id}/v1/chat/completions"
     async with aiohttp.ClientSession() as client, client.post(address, json=body) as response:
         assert response.status == 200
+
+
+def test_the_docs_show_the_pictures_that_are_made_here_and_no_others() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    shown = re.findall(r"\(images/([\w-]+)\.png\)", (docs / "dashboard.md").read_text())
+    assert sorted(shown) == sorted(PICTURES) == sorted(file.stem for file in (docs / "images").iterdir())
 
 
 async def test_from_the_list_by_search_and_keys_to_a_token(story: Told, start_proxy: ProxyFactory) -> None:
@@ -233,6 +242,7 @@ async def test_every_page_fits_its_window_and_is_without_a_fault(
         await page.keyboard.press("g")
         await page.wait_for_url("**/ui/groups")
         await page.locator(".rows a").nth(1).click()
+        await page.get_by_text("v1", exact=True).click()
         await browser.see(".compare")
         await page.locator(".compare details summary").first.click()
         await browser.picture(f"group{suffix}")

@@ -37,6 +37,7 @@ def session(session_id: str, position: int, parent: str | None = None, **changes
         "opened_by_call_id": None,
         "created_at": float(position),
         "ended_at": None,
+        "ended": None,
         "calls": 1,
         "auxiliary_calls": 0,
         "inexact_calls": 0,
@@ -184,7 +185,7 @@ def attempt(number: int, reward: float | None, task: str = "t", trained: int | N
 def test_training_is_told_by_its_rewards_groups_and_versions() -> None:
     attempts = [attempt(n, float(n % 2), f"t{n % 3 == 0}", 3) for n in range(40)]
     attempts += [attempt(50, 1.0, "same"), attempt(51, 1.0, "same"), attempt(52, None)]
-    jobs = [Job("j", "done", 0, 1, None, 5.0, 9.0, {"entropy": 1.5})]
+    jobs = [Job("j", "published", 0, 1, None, 5.0, 9.0, {"entropy": 1.5})]
     versions = [Version(1, "live", "j", "p", 8.0, 9.0, {}), Version(2, "loading", None, "p", 9.0, None, {})]
     view = training_view(attempts, jobs, versions)
     assert (view.scored, view.staleness, view.markers) == (42, 1.0, [(9.0, 1)])

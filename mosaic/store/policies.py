@@ -1,0 +1,82 @@
+"""Policy versions: which weights there are, and which of them are live.
+
+A version is `loading` until the engines have it, `live` from then on, or `failed`. The newest live one serves. Weights
+that are put back get a number of their own (`restores`), so that every token's version stays known.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, RowMapping, func, insert, select, update
+
+from mosaic.store.models import PolicyVersionRow
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One set of weights under its number."""
+
+    version: int
+    path: str
+    """Folder of its checkpoint."""
+    state: str
+    """loading, live (also of those that served before) or failed."""
+    job_id: str | None
+    """The job that trained it; None for weights that were put back."""
+    restores: int | None
+    """The version whose weights these are; None for new ones. 0: the checkpoint that the engine started with."""
+    pinned: bool
+    created_at: float
+    live_at: float | None
+    verification: Mapping[str, Any]
+    """What was measured when it was put live; empty when nothing was."""
+
+
+def new_version(connection: Connection, path: str, job_id: str | None, restores: int | None = None) -> int:
+    """Number a checkpoint. It is `loading` until it is live."""
+    version = (connection.scalar(select(func.max(PolicyVersionRow.version))) or 0) + 1
+    row = {
+        "version": version,
+        "path": path,
+        "state": "loading",
+        "job_id": job_id,
+        "restores": restores,
+        "pinned": False,
+        "created_at": time.time(),
+    }
+    connection.execute(insert(PolicyVersionRow), row)
+    return version
+
+
+def change_version(connection: Connection, version: int, **values: Any) -> None:
+    """Set columns of a version."""
+    connection.execute(update(PolicyVersionRow).where(PolicyVersionRow.version == version).values(**values))
+
+
+def live_version(connection: Connection) -> tuple[int, str | None]:
+    """The live version and its checkpoint; (0, None) while the engine has the weights that it started with."""
+    query = select(PolicyVersionRow.version, PolicyVersionRow.path).where(PolicyVersionRow.state == "live")
+    row = connection.execute(query.order_by(PolicyVersionRow.version.desc()).limit(1)).first()
+    return (row[0], row[1]) if row else (0, None)
+
+
+def versions(connection: Connection) -> list[PolicyVersion]:
+    """All versions, oldest first."""
+    query = select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version)
+    return [_version(row) for row in connection.execute(query).mappings()]
+
+
+def pin(connection: Connection, version: int | None) -> None:
+    """Pin this version and no other; None pins none."""
+    connection.execute(update(PolicyVersionRow).where(PolicyVersionRow.pinned).values(pinned=False))
+    if version is not None:
+        change_version(connection, version, pinned=True)
+
+
+def _version(row: RowMapping) -> PolicyVersion:
+    columns = {name: row[name] for name in PolicyVersion.__dataclass_fields__}
+    columns["verification"] = orjson.loads(row["verification"] or "{}")
+    return PolicyVersion(**columns)

@@ -1,0 +1,216 @@
+"""Which weights are live: several replicas in one state, the gate, going back, and holding a version."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mosaic.errors import GateError, MosaicError, PublishError, SettingsError
+from mosaic.records import JobState
+from mosaic.settings import Settings, TrainConfig
+from mosaic.store import Store
+from tests.engine.control import ServedCheckpoint
+from tests.trainer.test_job import attempts
+from trainer.job import run_job
+from trainer.policies import before, put_back
+from trainer.policy_commands import app
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TRL currently supports vLLM"
+)
+
+
+@dataclass
+class Place:
+    """Two replicas, a database with something to train, and a model."""
+
+    settings: Settings
+    store: Store
+    replicas: list[ServedCheckpoint]
+    folder: Path
+
+    def with_(self, **train: object) -> Settings:
+        return self.settings.model_copy(update={"train": self.settings.train.model_copy(update=train)})
+
+    @property
+    def served(self) -> set[tuple[str, str | None, bool]]:
+        """(checkpoint, version, paused) over the replicas: one, if they move together."""
+        return {(replica.path.name, replica.version, replica.paused) for replica in self.replicas}
+
+    def command(self, *arguments: str) -> str:
+        flags = ["--database", self.settings.database]
+        if arguments[0] in ("rollback", "pin"):
+            assert self.settings.train.model is not None
+            flags += ["--upstream", self.settings.upstream, "--model", str(self.settings.train.model)]
+        replicas = {"MOSAIC_REPLICAS": json.dumps(self.settings.replicas)}
+        done = CliRunner().invoke(app, [*arguments, *flags], env=replicas)
+        if done.exception is not None:
+            raise done.exception
+        return done.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path, model_dir: Path) -> Iterator[Place]:
+    replicas = [ServedCheckpoint(model_dir), ServedCheckpoint(model_dir)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(replica.serving()) for replica in replicas]
+        train = TrainConfig(model=model_dir, output=tmp_path / "checkpoints", learning_rate=1e-3, max_staleness=5)
+        database = f"sqlite:///{tmp_path}/mosaic.db"
+        settings = Settings(upstream=urls[0], replicas=urls[1:], database=database, train=train)
+        store = Store(settings.database)
+        attempts(store, {"a": 1, "b": 0})
+        yield Place(settings, store, replicas, tmp_path)
+        store.close()
+
+
+def score_by(folder: Path, before: str, after: str) -> str:
+    """A gate's command that prints one thing before and another after, and keeps a diary."""
+    said = {"before": before, "after": after}
+    script = folder / "gate.py"
+    script.write_text(
+        "import os\n"
+        f"open({str(folder / 'diary')!r}, 'a').write(os.environ['GATE_VERSION'] + ' ')\n"
+        f"print('about to judge')\nprint({said!r}[os.environ['GATE_PHASE']])\n"
+    )
+    return f"{sys.executable} {script}"
+
+
+def test_all_replicas_move_together(place: Place) -> None:
+    report = run_job(place.store, place.settings)
+    assert place.served == {(report.job_id, "1", False)}
+
+
+def test_one_replica_that_does_not_load_keeps_all_on_the_old_weights(place: Place, model_dir: Path) -> None:
+    place.replicas[1].refuses = lambda path: path.name.startswith("job-")
+    with pytest.raises(PublishError, match="weights did not change"):
+        run_job(place.store, place.settings)
+    assert place.served == {(model_dir.name, "0", False)}
+    assert place.store.policy()[0] == 0
+    assert {t.state for t in place.store.trajectories()} == {"scored"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "stays"), [(("0.5", "0.5"), True), (("0.5", "0.45"), True), (("0.5", "0.3"), False)]
+)
+def test_a_worse_policy_does_not_stay_live(place: Place, model_dir: Path, scores: tuple[str, str], stays: bool) -> None:
+    gate = score_by(place.folder, *scores)
+    settings = place.with_(gate=gate, gate_tolerance=0.1)
+    if stays:
+        report = run_job(place.store, settings)
+        assert place.served == {(report.job_id, "1", False)}
+        assert place.store.job_metrics(report.job_id)["gate_after"] == float(scores[1])
+        return
+    with pytest.raises(PublishError, match=r"version 1 is worse: the gate gave 0\.3 after 0\.5"):
+        run_job(place.store, settings)
+    assert place.served == {(model_dir.name, "2", False)}
+    assert place.store.policy()[0] == 2
+    states = [(v.version, v.state, v.restores) for v in place.store.versions()]
+    assert states == [(1, "failed", None), (2, "live", 0)]
+    (job,) = place.store.jobs()
+    assert job.state is JobState.FAILED
+    assert {t.state for t in place.store.trajectories()} == {"trained"}
+    assert (place.folder / "diary").read_text() == "0 1 "
+
+
+def test_a_gate_that_fails_before_leaves_the_checkpoint_for_the_next_run(place: Place, model_dir: Path) -> None:
+    with pytest.raises(GateError, match=r"\(before\) printed no number at the end, but 'nothing'"):
+        run_job(place.store, place.with_(gate=score_by(place.folder, "nothing", "1")))
+    assert place.served == {(model_dir.name, None, False)}
+    (job,) = place.store.jobs()
+    assert job.state is JobState.TRAINED
+    report = run_job(place.store, place.with_(gate=score_by(place.folder, "0", "1")))
+    assert (report.job_id, report.resumed_from) == (job.job_id, JobState.TRAINED)
+
+
+@pytest.mark.parametrize("after", ["nan", "nothing"])
+def test_a_gate_that_says_nothing_afterwards_is_no_approval(place: Place, model_dir: Path, after: str) -> None:
+    with pytest.raises(GateError, match=r"\(after\)"):
+        run_job(place.store, place.with_(gate=score_by(place.folder, "0", after)))
+    assert place.served == {(model_dir.name, "2", False)}
+
+
+def test_a_gate_that_exits_badly_or_takes_too_long_says_so(place: Place) -> None:
+    with pytest.raises(GateError, match="ended with status 3: no data"):
+        run_job(place.store, place.with_(gate="echo no data >&2; exit 3"))
+    with pytest.raises(GateError, match="took longer than 0 s"):
+        run_job(place.store, place.with_(gate="exec sleep 60", gate_timeout_s=0.2))
+
+
+def test_going_back_serves_the_weights_before_and_forth_again(place: Place, model_dir: Path) -> None:
+    report = run_job(place.store, place.settings)
+    assert place.command("rollback") == "version 2 is live, with the weights of version 0\n"
+    assert place.served == {(model_dir.name, "2", False)}
+    with pytest.raises(PublishError, match="no version to go back to"):
+        place.command("rollback")
+    assert place.command("rollback", "1") == "version 3 is live, with the weights of version 1\n"
+    assert place.served == {(report.job_id, "3", False)}
+    assert before(place.store) == 2
+    listed = json.loads(place.command("list", "--json"))
+    assert [(v["version"], v["restores"], v["serves"]) for v in listed] == [
+        (3, 1, True),
+        (2, 0, False),
+        (1, None, False),
+    ]
+    assert "3" in place.command("list")
+    shown = json.loads(place.command("show", "1", "--json"))
+    assert shown["job"]["job_id"] == report.job_id
+    assert shown["metrics"]["loss"] == report.train.loss
+    assert report.job_id in place.command("show", "1")
+
+
+def test_a_failed_way_back_leaves_the_live_version(place: Place) -> None:
+    report = run_job(place.store, place.settings)
+    place.replicas[0].refuses = lambda path: not path.name.startswith("job-")
+    with pytest.raises(PublishError, match="version 1 serves on"):
+        put_back(place.store, place.settings, 0, lambda: None)
+    assert {path for path, _, _ in place.served} == {report.job_id}
+    assert place.store.policy()[0] == 1
+
+
+def test_a_pinned_version_stays_until_it_is_let_go(place: Place) -> None:
+    run_job(place.store, place.settings)
+    assert place.command("pin", "0") == "version 2 is live, with the weights of version 0; version 2 is pinned\n"
+    for name, reward in {"a": 0.0, "b": 1.0}.items():
+        place.store.reward(name, reward, "corrected")
+    for refused in (lambda: run_job(place.store, place.settings), lambda: place.command("rollback", "1")):
+        with pytest.raises(PublishError, match="pinned at version 2"):
+            refused()
+    assert len(place.store.jobs()) == 1
+    assert place.command("pin", "--off") == "no version is pinned\n"
+    assert run_job(place.store, place.settings).version == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(("show", "9"), "no policy version 9"), (("pin",), "no policy version 0")]
+)
+def test_versions_that_are_not_there_are_named(place: Place, arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(MosaicError, match=said):
+        place.command(*arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="only a machine without a GPU refuses")
+def test_nccl_without_a_gpu_is_refused_before_anything_is_trained(place: Place) -> None:
+    with pytest.raises(SettingsError, match="no CUDA device"):
+        run_job(place.store, place.with_(transport="nccl"))
+    assert not place.settings.train.output.exists()
+
+
+def test_an_adapter_needs_the_name_under_which_it_is_served(
+    place: Place, model_dir: Path, save_adapter: Callable[[Path], Path]
+) -> None:
+    first = save_adapter(place.folder / "adapter")
+    for replica in place.replicas:
+        replica.path, replica.names = first, ("base", "policy")
+    settings = place.with_(model=first)
+    with pytest.raises(SettingsError, match=r"is a LoRA adapter, but .* serves base, policy and policy_model is None"):
+        run_job(place.store, settings)
+    report = run_job(place.store, settings.model_copy(update={"policy_model": "policy"}))
+    assert place.served == {(report.job_id, "1", False)}
+    assert all("/v1/load_lora_adapter" in replica.journal for replica in place.replicas)
+    assert model_dir.name == "policy"

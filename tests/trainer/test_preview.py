@@ -1,0 +1,108 @@
+"""`mosaic train --dry-run`: for every scored trajectory, whether a job would train it and why not; nothing changes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mosaic.errors import NothingToTrain
+from mosaic.records import TrajectoryState
+from mosaic.settings import Settings, TrainConfig
+from mosaic.store import Store
+from tests.lineage.test_lineage import compaction
+from tests.playbook import Recording, assistant, user
+from tests.trainer.test_job import attempts
+from trainer.commands import train
+from trainer.preview import preview
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    yield opened
+    opened.close()
+
+
+def reasons(store: Store, **changes: object) -> dict[str, str | None]:
+    settings = Settings(train=TrainConfig(credit="broadcast", **changes))
+    return {c.trajectory_id: c.reason for c in preview(store, settings).candidates}
+
+
+def test_a_group_with_contrast_would_be_trained_and_one_without_not(store: Store) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    assert reasons(store) == {"a": None, "b": None}
+    store.reward("b", 1, "corrected")
+    assert reasons(store) == dict.fromkeys("ab", "group_no_contrast")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"only": "run-%"}, "other_run"),
+        ({"task": "no such %"}, "other_task"),
+        ({"max_age_s": 60}, "trajectory_too_old"),
+        ({"max_staleness": 0}, "trajectory_stale"),
+    ],
+)
+def test_what_a_filter_leaves_out_is_named(store: Store, changes: dict[str, object], reason: str) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    store.version_live(store.new_version("/one", None))
+    assert reasons(store, **{"max_staleness": 5, **changes}) == dict.fromkeys("ab", reason)
+
+
+def test_what_goes_beyond_the_limit_is_named(store: Store) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    other = [f"other-{n}" for n in range(2)]
+    for name in other:
+        store.record([Recording(name).call([user("another task")], assistant("It is done."))])
+        store.reward(name, float(name == other[0]), "test")
+    found = reasons(store, max_trajectories=2)
+    assert sorted(map(str, found.values())) == ["None"] * 2 + ["trajectory_over_limit"] * 2
+
+
+def test_the_numbers_are_those_of_the_sequences_and_nothing_is_written(store: Store) -> None:
+    calls = attempts(store, {"a": 1, "b": 0, "open": 0})
+    store.record(compaction(Recording("unscored")))
+    store.end("open", TrajectoryState.FAILED, "test")
+    found = preview(store, Settings())
+    assert (found.version, found.groups, found.trajectories) == (0, 1, 2)
+    scored = [c for c in calls if c.trajectory_id in ("a", "b")]
+    assert found.tokens == sum(len(c.choices[0].ids_T) for c in scored) == sum(c.tokens for c in found.candidates)
+    assert found.sequences == sum(c.sequences for c in found.candidates)
+    assert found.not_scored == {"failed": 1, "open": 1}
+    assert store.jobs() == []
+    assert "left_out_of_training" not in store.counters()
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.command()(train)
+    return made
+
+
+def test_the_command_prints_every_candidate_and_says_when_there_is_nothing(
+    store: Store, app: typer.Typer, tmp_path: Path
+) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    flags = ["--dry-run", "--json", "--credit", "broadcast", "--database", f"sqlite:///{tmp_path}/mosaic.db"]
+    said = json.loads(CliRunner().invoke(app, flags, catch_exceptions=False).stdout)
+    assert sorted((c["trajectory_id"], c["reason"]) for c in said["candidates"]) == [("a", None), ("b", None)]
+    nothing = CliRunner().invoke(app, [*flags, "--only", "x%"])
+    assert isinstance(nothing.exception, NothingToTrain)
+    assert nothing.exception.exit_code == 6
+    text = CliRunner().invoke(app, [flag for flag in flags if flag != "--json"], catch_exceptions=False).stdout
+    assert "2 trajectories of 1 groups" in text
+
+
+@pytest.mark.parametrize(("age", "trained"), [("1h", False), ("9000w", True)])
+def test_an_age_is_a_number_with_a_unit(
+    store: Store, app: typer.Typer, tmp_path: Path, age: str, trained: bool
+) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    flags = ["--dry-run", "--json", "--newer-than", age, "--database", f"sqlite:///{tmp_path}/mosaic.db"]
+    said = json.loads(CliRunner().invoke(app, flags).stdout)
+    assert (said["trajectories"] == 2) is trained

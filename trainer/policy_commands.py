@@ -1,0 +1,123 @@
+"""`mosaic policy`: which weights there are, going back to earlier ones, holding one, and a first LoRA adapter."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from mosaic.lease import held
+from mosaic.settings import load
+from mosaic.store import Store
+from mosaic.store.policies import PolicyVersion
+from mosaic.terminal import DATABASE, JSON, print_json, print_table
+from trainer.policies import before, find, put_back, weights_of
+
+app = typer.Typer(help="List policy versions, go back to one, pin one, make a first adapter.", no_args_is_help=True)
+
+UPSTREAM = typer.Option(None, help="Base URL of the vLLM that serves the policy.")
+MODEL = typer.Option(None, help="Checkpoint that the engine started with: the weights of version 0.")
+LEASE = "training"
+
+
+@app.command("list")
+def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
+    """List all policy versions, newest first; a star marks the live one."""
+    store = Store(load(database=database).database)
+    live, _ = store.policy()
+    found = store.versions()[::-1]
+    if as_json:
+        print_json([{**asdict(one), "serves": one.version == live} for one in found])
+        return
+    print_table("version state weights_of live_since gap job path", [_row(one, live) for one in found])
+    if not live:
+        typer.echo("version 0 is live: the checkpoint that the engine started with")
+
+
+def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
+    since = None if one.live_at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.live_at))
+    gap = one.verification.get("gap_mean")
+    state = one.state + (" *" if one.version == live else "") + (" pinned" if one.pinned else "")
+    return one.version, state, one.restores, since, None if gap is None else f"{gap:.2g}", one.job_id, one.path
+
+
+@app.command()
+def show(version: int, as_json: bool = JSON, database: str | None = DATABASE) -> None:
+    """Show one version: its weights, how it was verified, and the job that trained it."""
+    store = Store(load(database=database).database)
+    found = find(store, version)
+    job = None if found.job_id is None else store.job(found.job_id)
+    numbers = {} if job is None else store.job_metrics(job.job_id)
+    if as_json:
+        print_json({"version": asdict(found), "job": None if job is None else asdict(job), "metrics": numbers})
+        return
+    rows: list[tuple[object, ...]] = [(name, value) for name, value in asdict(found).items() if name != "verification"]
+    rows += [(f"verified {name}", value) for name, value in found.verification.items()]
+    rows += [] if job is None else [("job state", job.state.value), ("job error", job.error)]
+    print_table("what value", rows + [(f"job {name}", f"{value:g}") for name, value in sorted(numbers.items())])
+
+
+@app.command()
+def rollback(
+    version: int | None = typer.Argument(None, help="Whose weights to serve; not given: those before the live ones."),
+    *,
+    model: Path | None = MODEL,
+    upstream: str | None = UPSTREAM,
+    database: str | None = DATABASE,
+) -> None:
+    """Serve earlier weights again, under a new version number; no request is lost."""
+    typer.echo(_serve_again(version, model, upstream, database)[1])
+
+
+@app.command()
+def pin(
+    version: int | None = typer.Argument(None, help="Whose weights to serve and hold; not given: the live ones."),
+    *,
+    off: bool = typer.Option(False, "--off", help="Let go: jobs may publish again."),
+    model: Path | None = MODEL,
+    upstream: str | None = UPSTREAM,
+    database: str | None = DATABASE,
+) -> None:
+    """Hold a version: no job trains or publishes until `mosaic policy pin --off`; its checkpoint is kept."""
+    store = Store(load(database=database).database)
+    if off:
+        store.pin(None)
+        typer.echo("no version is pinned")
+        return
+    live, _ = store.policy()
+    said = ""
+    if version is not None and weights_of(store, version) != weights_of(store, live):
+        live, said = _serve_again(version, model, upstream, database)
+    with held(store, LEASE):
+        store.pin(find(store, live).version)
+    typer.echo(f"{said + '; ' if said else ''}version {live} is pinned")
+
+
+@app.command()
+def adapter(
+    base: Path = typer.Argument(help="Checkpoint that vLLM serves (--model)."),
+    folder: Path = typer.Argument(help="Folder that receives the adapter."),
+    rank: int = typer.Option(16, min=1, help="Rank of the adapter's matrices (--max-lora-rank of vLLM)."),
+    seed: int = typer.Option(0, help="Of its first matrices; the second are zero, so it changes nothing yet."),
+) -> None:
+    """Make a first LoRA adapter, equal to its base model, for vLLM to start with and for jobs to train."""
+    from trainer.adapter import make_adapter
+
+    make_adapter(base, folder, rank, seed)
+    typer.echo(
+        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} --lora-modules policy={folder}\n"
+        f'and set policy_model = "policy" and, under [train], model = "{folder}" in mosaic.toml'
+    )
+
+
+def _serve_again(
+    version: int | None, model: Path | None, upstream: str | None, database: str | None
+) -> tuple[int, str]:
+    settings = load(database=database, upstream=upstream)
+    if model is not None:
+        settings = settings.model_copy(update={"train": settings.train.model_copy(update={"model": model})})
+    store = Store(settings.database)
+    with held(store, LEASE) as lease:
+        target = before(store) if version is None else version
+        number = put_back(store, settings, target, lease.check)
+    return number, f"version {number} is live, with the weights of version {weights_of(store, target)}"

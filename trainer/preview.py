@@ -1,0 +1,115 @@
+"""What a job would train now, and why the rest would not: for every scored trajectory, without changing anything.
+
+Contributions are those of group statistics whatever is configured, since the engine is not asked; they do not decide
+which trajectories are trained.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mosaic.records import TrajectoryState
+from mosaic.settings import Settings, TrainConfig
+from mosaic.store import Store
+from mosaic.store.listing import ScoredTrajectory
+from trainer.job import Selection, choose, rule, waiting_for
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One scored trajectory."""
+
+    trajectory_id: str
+    task_key: str
+    reward: float | None
+    reason: str | None
+    """Why it would not be trained; None when it would."""
+    sequences: int
+    tokens: int
+    """Trained tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a job would do."""
+
+    version: int
+    """The live policy version, from which it would start."""
+    groups: int
+    """Groups that would be trained."""
+    trajectories: int
+    sequences: int
+    tokens: int
+    candidates: tuple[Candidate, ...]
+    """Every scored trajectory, newest first."""
+    left_out: Mapping[str, int]
+    """Reason -> trajectories, groups or calls, as a job would count them."""
+    not_scored: Mapping[str, int]
+    """State -> trajectories that are in no job's reach: open, closed (no reward yet), unscorable, failed, ..."""
+    unsettled_job: str | None
+    """The job that died, and that the next run takes up before it begins another."""
+
+
+def preview(store: Store, settings: Settings) -> Preview:
+    """Choose and credit as a job would, and say what came out. Raises `SettingsError`."""
+    config = settings.train
+    version, _ = store.policy()
+    waiting = waiting_for(store, config, version)
+    selection = choose(store.groups(waiting), config, rule(config), version)
+    taken = {i for ids in waiting.groups.values() for i in ids}
+    reasons = _reasons(selection)
+    sequences, tokens = Counter[str](), Counter[str]()
+    for sequence in selection.sequences:
+        sequences[sequence.trajectory_id] += 1
+        tokens[sequence.trajectory_id] += sequence.n_trained
+    candidates = []
+    for one in store.scored():
+        name = one.trajectory_id
+        reason = reasons.get(name, "no_trainable_token") if name in taken else _outside(one, config, version)
+        trained = name in selection.trained
+        candidates.append(
+            Candidate(name, one.task_key, one.reward, None if trained else reason, sequences[name], tokens[name])
+        )
+    job = store.unsettled_job()
+    return Preview(
+        version=version,
+        groups=sum(credit.drop_reason is None for credit in selection.credits),
+        trajectories=len(selection.trained),
+        sequences=len(selection.sequences),
+        tokens=tokens.total(),
+        candidates=tuple(candidates),
+        left_out={**waiting.left_out, **selection.left_out},
+        not_scored={k: n for k, n in store.states().items() if k != TrajectoryState.SCORED.value},
+        unsettled_job=None if job is None else f"{job.job_id} ({job.state.value})",
+    )
+
+
+def _reasons(selection: Selection) -> dict[str, str]:
+    """Why trajectories that a job would look at are not trained."""
+    found: dict[str, str] = {}
+    for credit in selection.credits:
+        if credit.drop_reason is not None:
+            found.update({t.trajectory_id: f"group_{credit.drop_reason}" for t in credit.trajectories})
+        found.update({name: f"trajectory_{reason}" for name, reason in credit.dropped.items()})
+    return found
+
+
+def _outside(one: ScoredTrajectory, config: TrainConfig, version: int) -> str:
+    """Why a job would not even look at it."""
+    if config.only is not None and not _like(one.trajectory_id, config.only):
+        return "other_run"
+    if config.task is not None and not _like(one.task_key, config.task):
+        return "other_task"
+    if one.policy_version < version - config.max_staleness:
+        return "trajectory_stale"
+    if config.max_age_s is not None and one.updated_at < time.time() - config.max_age_s:
+        return "trajectory_too_old"
+    return "trajectory_over_limit"
+
+
+def _like(text: str, pattern: str) -> bool:
+    """SQL's LIKE, without regard to case, which is what SQLite does with ASCII."""
+    parts = (".*" if c == "%" else "." if c == "_" else re.escape(c) for c in pattern)
+    return re.fullmatch("".join(parts), text, re.DOTALL | re.IGNORECASE) is not None

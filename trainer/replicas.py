@@ -1,0 +1,84 @@
+"""The engines that serve the policy: all of them, in one state, before a job does anything to them.
+
+A process that died inside a swap leaves engines paused. No token is sampled by a paused engine, so what the database
+says is live is loaded into it again before it goes on, and all replicas are back in one state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from mosaic.errors import EngineError, SettingsError
+from mosaic.records import IdArray
+from mosaic.settings import Settings
+from trainer.engine_control import EngineControl
+from trainer.nccl import check_devices
+from trainer.probe import CheckpointLogprobs
+from trainer.round import ADAPTER_CONFIG
+
+MAX_GAP = 0.1
+"""Largest mean |engine - checkpoint| logprob in nats at which an engine counts as serving that checkpoint."""
+
+log = structlog.get_logger()
+
+
+def controls(settings: Settings, policy: Path) -> list[EngineControl]:
+    """The replicas, reached and asked for the name that they serve; `policy` tells weights from an adapter.
+
+    Raises `EngineError`, and `SettingsError` where the names do not fit.
+    """
+    key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
+    workers = 0
+    if settings.train.transport == "nccl":
+        check_devices()
+        workers = settings.train.nccl_workers
+    adapter, name = (policy / ADAPTER_CONFIG).is_file(), settings.policy_model
+    found = []
+    for url in (settings.upstream, *settings.replicas):
+        control = EngineControl(
+            base_url=url.rstrip("/").removesuffix("/v1"),
+            api_key=key,
+            adapter=adapter,
+            pause_mode=settings.train.pause,
+            nccl_workers=workers,
+        )
+        control.version()
+        served = control.served_models()
+        if adapter and (name is None or name not in served[1:]):
+            raise SettingsError(
+                f"{policy} is a LoRA adapter, but {control.base_url} serves {', '.join(served)} and policy_model is "
+                f"{name!r}.",
+                'Start vLLM with --enable-lora --lora-modules policy=DIR, and set policy_model = "policy".',
+            )
+        found.append(replace(control, model=name or served[0]))
+    return found
+
+
+def running_engines(settings: Settings, live: Path, version: int, probe_ids_L: IdArray) -> list[EngineControl]:
+    """The replicas, all serving what is said to be live. Raises `EngineError`, before anything is trained, when one
+    cannot take new weights or serves others: an engine that was restarted on older ones says nothing of it."""
+    engines = controls(settings, live)
+    recover(engines, live, version)
+    own = CheckpointLogprobs()
+    for engine in engines:
+        ids_L, said_N = engine.probe(probe_ids_L)
+        gap = float(np.abs(said_N - own.last(live, ids_L, len(said_N))).mean())
+        if not gap <= MAX_GAP:
+            raise EngineError(
+                f"the engine {engine.base_url} does not serve version {version}: its logprobs are {gap:.2g} nats off "
+                f"{live}, and its newest calls carry a wrong version.",
+                f"Restart it with {'--lora-modules ' + engine.model + '=' if engine.adapter else '--model '}{live}.",
+            )
+    return engines
+
+
+def recover(engines: Sequence[EngineControl], live: Path, version: int) -> None:
+    """Let engines that a dead process left paused serve the live version again; hold the training lease meanwhile."""
+    for engine in engines:
+        if engine.is_paused():
+            log.warning("an engine was left paused", engine=engine.base_url, loading=version)
+            engine.load(live, version)
+            engine.resume()
