@@ -53,7 +53,7 @@ def test_every_sampled_token_of_a_group_with_contrast_is_trained_once(store: Sto
     assert sum(s.n_trained for s in selection.sequences) == sum(len(c.choices[0].ids_T) for c in calls)
 
 
-@pytest.mark.parametrize("rule", ["mosaic", "broadcast"])
+@pytest.mark.parametrize("rule", ["mosaic:session", "broadcast"])
 def test_advantages_are_positive_for_success_and_negative_for_failure(store: Store, rule: str) -> None:
     attempts(store, {"a": 1, "b": 0, "c": 0, "d": 1})
     selection = select(store.groups(store.waiting()), TrainConfig(), rule_settings(rule))
