@@ -111,7 +111,8 @@ def swaps(kind: str, streams: int, n_swaps: int) -> tuple[dict[str, Bar], dict[s
 
 def _weights(kind: str, folder: Path) -> tuple[Path, Path, Path, tuple[str, ...]]:
     """What vLLM starts with, two sets of weights to swap, and further arguments of the engine."""
-    from safetensors.numpy import load_file, save_file
+    import torch
+    from safetensors.torch import load_file, save_file
 
     if kind == "full":
         first, moved, file = POLICY, "", "model.safetensors"
@@ -124,11 +125,11 @@ def _weights(kind: str, folder: Path) -> tuple[Path, Path, Path, tuple[str, ...]
         arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"policy={first}")
     second = folder / "second"
     shutil.copytree(first, second)
-    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
     weights = load_file(first / file)
     for key, value in weights.items():
         if moved in key:
-            weights[key] = value + 0.01 * rng.standard_normal(value.shape).astype(value.dtype)
+            weights[key] = value + (0.01 * torch.randn(value.shape)).to(value.dtype)
     save_file(weights, second / file, metadata={"format": "pt"})
     return POLICY, first, second, arguments
 

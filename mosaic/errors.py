@@ -8,7 +8,8 @@
     ├── TrainError        training cannot start or did not finish
     │   └── NothingToTrain  there is nothing to learn from; carries the reasons
     ├── PublishError      new weights could not be put live
-    │   └── GateError       the command that judges them failed
+    │   ├── GateError       the command that judges them failed
+    │   └── PolicyPinned    a version is held, so no other goes live
     └── LeaseTaken        another process does this work, which only one may do at a time
 
 Raise plainly where the fault is seen; a boundary (CLI, route, job) turns it into an exit code or a status once.
@@ -81,6 +82,10 @@ class PublishError(MosaicError):
 
 class GateError(PublishError):
     """The command that judges a new version failed, so nothing is known of it."""
+
+
+class PolicyPinned(PublishError):
+    """The live version is held (`mosaic policy pin`), so no other goes live."""
 
 
 class LeaseTaken(MosaicError):

@@ -24,7 +24,7 @@ LOUD = {
     "interrupted_calls": "Calls in flight when a proxy was killed; stored with what was seen.",
     "inexact_calls": "Calls that cannot be trained, by reason; few are normal (aborted, failed), many are not.",
     "exact_mode_fallbacks": "Calls whose prompt is not what was sampled before, by reason; see docs/fidelity.md.",
-    "unlinked_sessions": "Sessions that nothing links to their trajectory; see `mosaic show`.",
+    "unlinked_sessions": "Sessions that not enough evidence links to another; see `mosaic unlinked`.",
     "late_rewards": "Rewards that came after the trajectory was settled; see reward_window_s.",
     "left_out_of_training": "What training jobs left out, by reason.",
     "failed_trajectories": "Attempts whose infrastructure failed; they are not trained.",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import structlog
+from pydantic import ValidationError
 
 from mosaic.credit import (
     CreditSettings,
@@ -26,7 +27,7 @@ from mosaic.credit import (
     group_input,
     rule_settings,
 )
-from mosaic.errors import EngineError, GateError, NothingToTrain, PublishError, SettingsError
+from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError, SettingsError
 from mosaic.lease import Lease, held
 from mosaic.records import Group, IdArray, JobState
 from mosaic.scoring.passive import score_closed
@@ -124,7 +125,8 @@ def run_job(
     rule(settings.train)  # a setting that cannot be used is said at once
     with held(store, LEASE) as lease:
         job = store.unsettled_job()
-        if job is not None and (reason := _why_not(store, settings, job, fresh)):
+        given_up = "given up: a fresh job was asked for" if fresh else None
+        if job is not None and (reason := given_up or _why_not(store, settings, job)):
             log.warning("job failed", job=job.job_id, state=job.state.value, reason=reason)
             store.end_job(job.job_id, error=reason)
             job = None
@@ -139,7 +141,7 @@ def run_job(
         work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
         try:
             report = _run(work, on_step)
-        except (EngineError, GateError) as error:
+        except (EngineError, GateError, PolicyPinned) as error:
             if work.job.state in (JobState.SELECTED, JobState.CREDITED):
                 store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
             else:
@@ -152,22 +154,24 @@ def run_job(
     return replace(report, resumed_from=resumed_from)
 
 
-def _why_not(store: Store, settings: Settings, job: Job, fresh: bool) -> str | None:
+def _why_not(store: Store, settings: Settings, job: Job) -> str | None:
     """Why an unsettled job cannot be taken up, or None when it can."""
-    if fresh:
-        return f"given up in state {job.state.value}: a fresh job was asked for"
+    try:
+        config = TrainConfig.model_validate(job.settings)
+    except ValidationError:
+        return f"died in state {job.state.value}; its settings are those of another release"
     states = {v.version: v.state for v in store.versions()}
     if job.policy_to is not None and states[job.policy_to] == "failed":
         return f"died when its version {job.policy_to} had been rolled back"
     version, _ = store.policy()
     if version not in (job.policy_from, job.policy_to):
         return f"died in state {job.state.value}; version {version} has gone live since"
-    if job.state in (JobState.SELECTED, JobState.CREDITED):
-        if job.attempts >= MAX_ATTEMPTS:
-            return f"died {job.attempts} times in state {job.state.value}"
-        if _told(TrainConfig.model_validate(job.settings)) != _told(settings.train):
-            return f"died in state {job.state.value}; [train] has changed since"
-    return None
+    if job.state in (JobState.TRAINED, JobState.VERIFIED):
+        return None
+    if job.attempts >= MAX_ATTEMPTS:
+        return f"died {job.attempts} times in state {job.state.value}"
+    changed = _told(config) != _told(settings.train)
+    return f"died in state {job.state.value}; [train] has changed since" if changed else None
 
 
 def _told(config: TrainConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mosaic.errors import PublishError, SettingsError
+from mosaic.errors import PolicyPinned, PublishError, SettingsError
 from mosaic.records import IdArray
 from mosaic.settings import Settings
 from mosaic.store import Store
@@ -41,10 +41,10 @@ def checkpoint_of(store: Store, version: int, first: Path | None) -> Path:
 
 
 def check_pin(store: Store) -> None:
-    """Raises `PublishError` when the live version is pinned."""
+    """Raises `PolicyPinned` when the live version is."""
     live, _ = store.policy()
     if any(v.pinned and v.version == live for v in store.versions()):
-        raise PublishError(f"the policy is pinned at version {live}.", "Let go of it: mosaic policy pin --off.")
+        raise PolicyPinned(f"the policy is pinned at version {live}.", "Let go of it: mosaic policy pin --off.")
 
 
 def go_live(store: Store, settings: Settings, publication: Publication, check: Callable[[], None]) -> PublishReport:

@@ -7,8 +7,8 @@ reads these. Source: vLLM 0.32, entrypoints/scale_out.
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -92,7 +92,8 @@ class Parsing:
         """The request that parses a whole answer; None when there is nothing to parse in it."""
         spoken = [self._spoken(choice) for choice in generated["choices"]]
         spoken = [choice for choice in spoken if choice["token_ids"]]
-        return self._asked({"generate_response": {**generated, "choices": spoken}}) if spoken else None
+        told = {**generated, "prompt_token_ids": self._prompt, "choices": spoken}
+        return self._asked({"generate_response": told}) if spoken else None
 
     def part(self, chunk: Mapping[str, Any], state: Mapping[str, Any] | None) -> bytes:
         """The request that parses the next part of a choice, after the parts that led to `state`."""
@@ -121,10 +122,8 @@ def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any] | None,
     """The chat answer: messages as they were parsed (None: there was nothing to parse); ids, logprobs and usage as they
     were generated."""
     by_index = {} if parsed is None else {choice["index"]: choice for choice in parsed["choices"]}
-    # A reply that had to call a named tool ends as any other does, as in chat completions.
-    called = "stop" if isinstance(body.get("tool_choice"), dict) else "tool_calls"
     choices = [
-        _whole_choice(choice, by_index.get(choice["index"]) or _silent(choice), called)
+        _whole_choice(choice, by_index.get(choice["index"]) or _silent(choice), body.get("tool_choice"))
         for choice in generated["choices"]
     ]
     answer = {
@@ -141,10 +140,14 @@ def whole_answer(generated: Mapping[str, Any], parsed: Mapping[str, Any] | None,
     return orjson.dumps(answer)
 
 
-def _whole_choice(choice: Mapping[str, Any], parsed: Mapping[str, Any], called: str) -> dict[str, Any]:
+def _whole_choice(choice: Mapping[str, Any], parsed: Mapping[str, Any], tool_choice: Any) -> dict[str, Any]:
     logprobs = _logprobs(choice.get("logprobs"), parsed.get("logprobs"))
-    calls = bool(parsed["message"].get("tool_calls")) and parsed.get("finish_reason") == "stop"
-    finish = called if calls else parsed.get("finish_reason")
+    finish = parsed.get("finish_reason")
+    # As in chat completions, where a reply that has to call a named tool ends as any other does.
+    if tool_choice == "required":
+        finish = "tool_calls" if finish == "stop" else finish
+    elif parsed["message"].get("tool_calls") and not isinstance(tool_choice, dict):
+        finish = "tool_calls"
     return {**parsed, "finish_reason": finish, "logprobs": logprobs, "token_ids": choice["token_ids"]}
 
 
@@ -184,6 +187,11 @@ class Part:
         """Whether it is worth its parsing, which is cheap where the engine has no parser."""
         replayed = self.parsed if self.state is None or self.state.get("output_token_ids") else 0
         return self.finish_reason is not None or len(self.ids) > replayed // SHARE
+
+    def split(self) -> "tuple[Part, Part]":
+        """The first token, and the others."""
+        first = Part(self.index, self.ids[:1], self.logprobs[:1])
+        return first, replace(self, ids=self.ids[1:], logprobs=self.logprobs[1:])
 
 
 class Stream:
@@ -228,9 +236,20 @@ class Stream:
         if (spans := spans_of(choice)) is not None:
             self.versions[part.index] = spans
 
-    def due(self) -> list[Part]:
-        """What is to be parsed now."""
-        return [part for part in self._parts.values() if (part.ids or part.finish_reason is not None) and part.due]
+    def due(self) -> Iterator[Part]:
+        """What is to be parsed now; a part must have become a `chunk` before the next one is asked for.
+
+        The first token goes alone. What opens reasoning is mostly that, and vLLM's parsers (`deepseek_r1` and its like)
+        take it off when it comes by itself, and show it as reasoning when more comes with it.
+        """
+        for part in list(self._parts.values()):
+            later = part
+            if part.parsed == 0 and len(part.ids) > 1:
+                first, later = part.split()
+                self._parts[part.index] = later
+                yield first
+            if later.due:
+                yield later
 
     def asked(self, part: Part) -> bytes:
         """The request that parses it."""
@@ -250,7 +269,8 @@ class Stream:
             "index": part.index,
             "delta": _without_nothing(said["delta"]),
             "logprobs": _logprobs({"content": part.logprobs}, said.get("logprobs")) if part.logprobs else None,
-            "finish_reason": said.get("finish_reason"),
+            # The parser says that tools were called of a call that is cut short, too; chat completions does not.
+            "finish_reason": said.get("finish_reason") if part.finish_reason == "stop" else part.finish_reason,
             "stop_reason": said.get("stop_reason"),
             "token_ids": part.ids,
         }
@@ -261,8 +281,10 @@ class Stream:
         if self._prompt_ids is not None:
             chunk["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
             chunk["prompt_text"] = None
-        parsed = part.parsed + len(part.ids)
-        self._parts[part.index] = Part(part.index, parsed=parsed, state=answer["stream_state"])
+        later = self._parts[part.index]
+        if later is part:
+            later = self._parts[part.index] = Part(part.index)
+        later.parsed, later.state = part.parsed + len(part.ids), answer["stream_state"]
         if part.finish_reason is not None:
             del self._parts[part.index]
         return _event(chunk)

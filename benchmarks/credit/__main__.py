@@ -73,7 +73,7 @@ def run(tuning: bool, as_json: bool) -> bool:
         def done(job: Job) -> None:
             progress.update(bar, advance=1, description=f"{job.setting}: {job.name}")
 
-        settings = simulate(seeds, CACHE, done)
+        settings = {str(setting): of for setting, of in simulate(seeds, CACHE, done).items()}
     found = bars(settings)
     if as_json:
         print(
@@ -87,9 +87,14 @@ def run(tuning: bool, as_json: bool) -> bool:
         "fresh_seeds": list(FRESH_SEEDS),
         "tuning_seeds": list(TUNING_SEEDS),
         "rules": {name: {k: str(v) for k, v in asdict(method.rule).items()} for name, method in METHODS.items()},
-        "settings": settings,
+        "settings": {setting: {name: _kept(name, row) for name, row in of.items()} for setting, of in settings.items()},
     }
     return write("credit", found, details, quiet=as_json)
+
+
+def _kept(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the results file keeps of a method: curves and scatter only of those that figures show."""
+    return {k: v for k, v in row.items() if name in figures.PAIR or k not in ("curves", "curve_steps", "scatter")}
 
 
 def bars(settings: Settings) -> dict[str, Bar]:

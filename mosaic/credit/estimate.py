@@ -6,7 +6,7 @@ A contribution is the change in the probability of success that a session made (
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,8 +133,3 @@ def ranks(value_K: FloatArray) -> FloatArray:
     alike_K = (value_K[None, :] == value_K[:, None]).sum(axis=1)
     rank_K: FloatArray = fewer_K + (alike_K - 1) / 2
     return rank_K
-
-
-def values(estimates: Mapping[str, Estimate], session_ids: Iterable[str]) -> FloatArray:
-    """Return the values of these sessions, NaN where unknown."""
-    return np.array([estimates[sid].value if sid in estimates else np.nan for sid in session_ids])

@@ -140,7 +140,7 @@ def _begun_by(pool: Pool, request: Request, session: Session, k: int) -> Mark | 
             other = pool.sessions[mark.session_id]
             if (
                 other is not session
-                and _same_trajectory(request, other)
+                and other.trajectory_id == session.trajectory_id
                 and request.same_agent(other.system, other.tools)
             ):
                 return mark

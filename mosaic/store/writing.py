@@ -152,8 +152,9 @@ class Writer:
         if placement.opened is not None:
             position = positions.get(trajectory_id, 0)
             positions[trajectory_id] = position + 1
-            if position > 0 and placement.opened.kind.value == "root":
-                batch.counts["unlinked_sessions", placement.opened.rung.value] += 1
+            undecided = placement.opened.evidence.get("undecided")
+            if placement.opened.kind.value == "root" and (position > 0 or undecided is not None):
+                batch.counts["unlinked_sessions", str(undecided or placement.opened.rung.value)] += 1
             batch.sessions.append(session_row(call, placement.opened, trajectory_id, position))
             batch.links.append({"trajectory_id": trajectory_id, **link_values(placement.opened)})
         if placement.names_task:

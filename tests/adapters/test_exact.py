@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from adapters.exact.generate import Parsing, Stream, whole_answer
 from adapters.exact.memory import BYTES_A_STEP, Found, Memory, key_of, keys_of
 from adapters.exact.splicing import Alignment, Step, align, boundary, ids_of
 from mosaic.records import IdArray
@@ -184,3 +185,83 @@ def test_the_oldest_go_first_and_a_reply_before_what_it_continues() -> None:
     for number in range(2):
         keep(memory, "t:b", [message("user", str(number))], "other", step_of(5))
     assert find(memory, "t:a", [*history, *ASKED, message("assistant", "two")]).step is parent
+
+
+BODY = {"model": "policy", "messages": ASKED}
+
+
+def event_of(ids: list[int], finish_reason: str | None = None) -> bytes:
+    entries = [{"token_id": i, "logprob": -1.0} for i in ids]
+    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": entries}, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def parts_of(stream: Stream, finish_reason: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What is due: (how its parsing is asked for, the chunk that is made of it)."""
+    made = []
+    for part in stream.due():
+        asked = json.loads(stream.asked(part))
+        told = {"index": 0, "delta": {"content": "x"}, "finish_reason": finish_reason}
+        head = {"object": "chat.completion.chunk", "created": 1, "model": "policy", "choices": [told]}
+        state = {"output_token_ids": [*(asked["stream_state"] or {"output_token_ids": []})["output_token_ids"]]}
+        state["output_token_ids"] += asked["generate_chunk"]["choices"][0]["token_ids"]
+        chunk = stream.chunk(part, {"chunk": head, "stream_state": state})
+        made.append((asked, json.loads(chunk.removeprefix(b"data: "))))
+    return made
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(3, 99), min_size=1, max_size=40), st.booleans()), min_size=1))
+def test_however_tokens_come_the_first_is_parsed_alone_and_each_once(events: list[tuple[list[int], bool]]) -> None:
+    stream, made = Stream("chatcmpl-1", Parsing(BODY, [1, 2])), []
+    for ids, wait in events:
+        stream.feed(event_of(ids))
+        made += [] if wait else parts_of(stream, "stop")
+    stream.feed(event_of([END], "stop"))
+    made += parts_of(stream, "stop")
+    sampled = [*(i for ids, _ in events for i in ids), END]
+    asked = [one["generate_chunk"]["choices"][0] for one, _ in made]
+    chunks = [chunk["choices"][0] for _, chunk in made]
+    assert asked[0]["token_ids"] == sampled[:1]
+    assert [i for choice in asked for i in choice["token_ids"]] == sampled[:-1]  # what ended it is not shown
+    assert [i for choice in chunks for i in choice["token_ids"]] == sampled
+    assert [len(choice["logprobs"]["content"]) for choice in chunks] == [len(c["token_ids"]) for c in chunks]
+    done = 0
+    for one, choice in zip((one for one, _ in made), chunks, strict=True):
+        assert (one["stream_state"] or {"output_token_ids": []})["output_token_ids"] == sampled[:done]
+        done += len(choice["token_ids"])
+    assert [choice["finish_reason"] for choice in chunks if choice["finish_reason"]] == ["stop"]
+    assert list(stream.due()) == []
+
+
+def test_a_streamed_call_that_is_cut_short_ends_so_whatever_the_parser_says() -> None:
+    stream = Stream("chatcmpl-1", Parsing(BODY, [1, 2]))
+    stream.feed(event_of([3, 4], "length"))
+    assert [c["choices"][0]["finish_reason"] for _, c in parts_of(stream, "tool_calls")] == [None, "length"]
+    stream.feed(event_of([3, 4], "stop"))
+    assert [c["choices"][0]["finish_reason"] for _, c in parts_of(stream, "tool_calls")] == [None, "tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("tool_choice", "sampled", "told"),
+    [
+        ("auto", "stop", "tool_calls"),
+        ("auto", "length", "tool_calls"),
+        ("required", "stop", "tool_calls"),
+        ("required", "length", "length"),
+        ({"type": "function"}, "stop", "stop"),
+    ],
+)
+def test_a_whole_answer_that_calls_ends_as_in_chat_completions(tool_choice: Any, sampled: str, told: str) -> None:
+    generated = {"request_id": "x", "usage": {}, "choices": [{"index": 0, "token_ids": [3], "logprobs": None}]}
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    parsed = {"choices": [{"index": 0, "message": said, "finish_reason": sampled}]}
+    answer = json.loads(whole_answer(generated, parsed, {**BODY, "tool_choice": tool_choice}))
+    assert answer["choices"][0]["finish_reason"] == told
+
+
+def test_parsers_are_told_the_templates_prompt_of_whole_answers_too() -> None:
+    choice = {"index": 0, "token_ids": [3, END], "finish_reason": "stop"}
+    asked = Parsing(BODY, [1, 2]).whole({"prompt_token_ids": [1, 7, 2], "choices": [choice]})
+    assert asked is not None
+    told = json.loads(asked)
+    assert told["prompt_token_ids"] == told["generate_response"]["prompt_token_ids"] == [1, 2]

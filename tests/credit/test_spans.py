@@ -75,3 +75,13 @@ def test_forks_sessions_that_no_token_opened_and_chains_without_trained_calls_ha
     fork = opened("fork", SessionKind.FORK, "root", "call")
     cut = replace(opened("cut", COMPACTION, "root", None), last_call_id=None)
     assert spans([silent, fork, cut]) == {}
+
+
+def test_a_spawn_bears_a_share_of_the_usage_and_an_answer_all_of_it() -> None:
+    slow = TrajectoryInput(trajectory_id="s", reward=1.0, sessions=(ROOT, opened("x", SPAWN, "root", "go", 0.5)))
+    given = group([slow, trajectory("fast", 1.0, [0.5]), trajectory("f", 0.0, [0.0])])
+    credit = assign([given], replace(SETTINGS, alpha=0.9, spawn_usage=0.25))[0].trajectories[0]
+    assert credit.usage < 0
+    found = {span.call_id: span.advantage for span in credit.spans}
+    assert found["root-last"] == pytest.approx(credit.advantage)
+    assert found["go"] == pytest.approx(credit.advantage - 0.75 * credit.usage)

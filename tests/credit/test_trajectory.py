@@ -178,3 +178,9 @@ def test_the_usage_term_does_not_enter_its_own_divisor() -> None:
         advantages(assign([given], replace(EXACT, alpha=alpha, alpha_f=alpha))[0])[0] for alpha in (0.0, 0.2, 0.4)
     ]
     assert values == pytest.approx([1.0, 1.2, 1.4])
+
+
+def test_the_slowest_of_many_successes_falls_below_zero_and_stays_above_every_failure() -> None:
+    given = counted_group([1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 8, 3])
+    values = advantages(assign([given], replace(EXACT, alpha=0.95))[0])
+    assert values[7] < values[6] < 0 < values[0]

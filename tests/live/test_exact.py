@@ -66,6 +66,19 @@ def engine(start_engine: StartEngine, policy: Path) -> Engine:
     return start_engine(policy, MAX_MODEL_LEN, *TOOLS, *reasoning, "--enable-scale-out")
 
 
+@pytest.fixture(scope="module")
+def plain_engine(start_engine: StartEngine, policy: Path) -> Engine:
+    """One that parses tool calls, and no reasoning."""
+    return start_engine(policy, MAX_MODEL_LEN, *TOOLS, "--enable-scale-out")
+
+
+@pytest.fixture(scope="module", params=["engine", "plain_engine"])
+def any_engine(request: pytest.FixtureRequest) -> Engine:
+    """Each of both."""
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
 @asynccontextmanager
 async def proxy(engine: Engine, folder: Path, **settings: Any) -> AsyncIterator[tuple[str, Store]]:
     """The proxy's address, and its store."""
@@ -203,6 +216,7 @@ async def test_in_capture_mode_the_same_session_is_not_one_sequence(engine: Engi
 
 NAMED = {"type": "function", "function": {"name": "search"}}
 TOOL = {"type": "function", "function": {"name": "search", "parameters": SEARCH}}
+THINKS: dict[str, Any] = {**SAMPLING, "tools": [TOOL]}
 WISHES: list[dict[str, Any]] = [
     {},
     {"tools": [TOOL], "tool_choice": "required"},
@@ -211,6 +225,11 @@ WISHES: list[dict[str, Any]] = [
     {"n": 2, "seed": 3, "temperature": 0.7, "stop_token_ids": [67]},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "asked", "schema": SEARCH}}},
     {"logit_bias": {"67": 100}, "max_tokens": 4, "min_tokens": 2},
+    {**THINKS, "max_tokens": 64},
+    {**THINKS, "max_tokens": 64, "include_reasoning": False},
+    {**THINKS, "max_tokens": 64, "tool_choice": "none"},
+    {**THINKS, "max_tokens": 24},
+    {**THINKS, "max_tokens": 4},
     {"temperature": -1},
     {"max_tokens": 100_000},
     {"messages": []},
@@ -219,16 +238,21 @@ WISHES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("wish", WISHES)
 async def test_a_whole_answer_is_the_one_that_vllm_alone_would_send(
-    engine: Engine, tmp_path: Path, wish: dict[str, Any]
+    any_engine: Engine, tmp_path: Path, wish: dict[str, Any]
 ) -> None:
     told = [{"role": "system", "content": CHILD_PROMPT}, {"role": "user", "content": "capital of Mali"}]
     body = {"model": "policy", "temperature": 0, "max_tokens": 48, "messages": told, **wish}
-    async with proxy(engine, tmp_path) as (url, _), aiohttp.ClientSession() as client:
+    async with proxy(any_engine, tmp_path) as (url, _), aiohttp.ClientSession() as client:
         seen = []
-        for address in (url, engine.base_url):
+        for address in (url, any_engine.base_url):
             async with client.post(f"{address}/v1/chat/completions", json=body) as response:
                 seen.append((response.status, comparable(await response.json())))
         assert seen[0] == seen[1]
+
+
+NEVER_SAME = ("id", "created", "system_fingerprint")
+NOT_COUNTED = "completion_tokens_details"
+"""How many tokens were reasoning: vLLM counts them in chat completions alone, where it parses reasoning."""
 
 
 def comparable(answer: Any) -> Any:
@@ -237,7 +261,7 @@ def comparable(answer: Any) -> Any:
         return [comparable(one) for one in answer]
     if not isinstance(answer, dict):
         return answer
-    return {k: comparable(v) for k, v in answer.items() if k not in ("id", "created", "system_fingerprint")}
+    return {k: comparable(v) for k, v in answer.items() if k not in (*NEVER_SAME, NOT_COUNTED)}
 
 
 def check_same(one: Call, other: Call) -> None:

@@ -86,7 +86,7 @@ async def test_texts_that_differ_are_left_as_the_template_has_them(start_proxy: 
         assert second.prompt_ids_P.tolist() == prompts_of(proxy)[1]
         assert proxy.store.counters()["exact_mode_fallbacks"] == {"text_differs": 1}
         async with aiohttp.ClientSession() as client, client.get(f"{proxy.url}/api/trajectories") as response:
-            assert (await response.json())[0]["fidelity"] == {"exact": 1, "fell_back: text_differs": 1}
+            assert (await response.json())["items"][0]["fidelity"] == {"exact": 1, "fell_back: text_differs": 1}
 
 
 def rewritten(arguments: str) -> str:

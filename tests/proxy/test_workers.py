@@ -60,7 +60,7 @@ async def test_calls_that_land_on_any_worker_form_one_session(database_url: str,
             agents = [asyncio.ensure_future(agent(url, name, keyed=at % 2 == 0)) for at, name in enumerate(names)]
             store = Store(database_url)
             if kill:
-                await until(lambda: len(store.trajectories(100)) > 8)
+                await until(lambda: len(store.trajectories(100)) > 8, 60)  # they have to start
                 os.kill(workers_of(process.pid)[0], signal.SIGKILL)
             await asyncio.gather(*agents)
             await until(lambda: sum(t.calls for t in store.trajectories(100)) >= TURNS * len(names))

@@ -103,6 +103,19 @@ def test_an_adapter_and_a_reference_of_its_own_are_refused(
         run(save_adapter(tmp_path / "first"), [make_sequence(1, "a")], settings, tmp_path / "out")
 
 
+GOLDEN = [1.61059, -1.09286, 1.32019, -1.23503, 1.23139, -1.27058]
+
+
+def test_the_losses_of_a_round_are_the_recorded_ones(
+    model_dir: Path, make_sequence: Callable[..., Sequence], tmp_path: Path
+) -> None:
+    """A change here is a change in what is learnt: explain it before recording it anew."""
+    steps: list[StepReport] = []
+    sequences = [make_sequence(n, f"t{n}", (4, 5 + 2 * n, 3, 4), advantage=1.5 - n, noise=0.3) for n in range(5)]
+    run(model_dir, sequences, replace(SETTINGS, minibatches=2, epochs=3), tmp_path / "out", on_step=steps.append)
+    assert [step.loss for step in steps] == pytest.approx(GOLDEN, abs=2e-4)
+
+
 SHARDED = """
 import os, pathlib, sys
 os.environ |= {

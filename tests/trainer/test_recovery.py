@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from mosaic.errors import EngineError, LeaseTaken, NothingToTrain
+from mosaic.errors import EngineError, LeaseTaken, NothingToTrain, PolicyPinned
 from mosaic.lease import held
 from mosaic.records import JobState
 from mosaic.settings import Settings, TrainConfig
@@ -218,6 +218,26 @@ def test_an_engine_that_is_away_when_the_checkpoint_is_to_go_live_gets_it_later(
     report = run_job(place.store, here)
     assert report.resumed_from is JobState.TRAINED
     assert place.store.job(job.job_id).error is None
+
+
+def test_a_job_of_another_release_is_failed(place: Place) -> None:
+    old = place.store.start_job({"model": "/somewhere", "an option that is gone": 1})
+    report = run_job(place.store, place.settings)
+    assert "another release" in str(place.store.job(old).error)
+    assert report.job_id != old
+
+
+def test_a_policy_that_is_pinned_meanwhile_keeps_the_checkpoint_for_later(place: Place, model_dir: Path) -> None:
+    held_back = place.store.new_version(str(model_dir), None)
+    place.store.version_live(held_back)
+    assert place.run("trained") == KILLED
+    place.store.pin(held_back)
+    with pytest.raises(PolicyPinned):
+        run_job(place.store, place.settings)
+    (job,) = place.store.jobs()
+    assert job.state is JobState.TRAINED
+    place.store.pin(None)
+    assert run_job(place.store, place.settings).job_id == job.job_id
 
 
 def test_one_job_runs_at_a_time(place: Place) -> None:

@@ -1,0 +1,93 @@
+"""The real vLLM with LoRA enabled: adapters change under running requests, verified by what they sample."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mosaic.errors import PublishError
+from tests.trainer.test_engine import PROBE_L, complete
+from trainer.adapter import make_adapter
+from trainer.engine import Engine, EngineSettings
+from trainer.engine_control import EngineControl
+from trainer.publish import Publication, publish
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, save_model: Callable[..., Path]) -> tuple[Path, Path, Path]:
+    """A base model, a first adapter that changes nothing, and one that does."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("adapters")
+    base = save_model(folder / "base", hidden=128, layers=2)
+    for name in ("first", "second"):
+        make_adapter(base, folder / name, 8)
+    file = folder / "second" / "adapter_model.safetensors"
+    rng = np.random.default_rng(0)
+    moved = {
+        key: value + 0.05 * rng.standard_normal(value.shape).astype(value.dtype) if "lora_B" in key else value
+        for key, value in load_file(file).items()
+    }
+    save_file(moved, file, metadata={"format": "pt"})
+    return base, folder / "first", folder / "second"
+
+
+@pytest.fixture(scope="module")
+def engine(adapters: tuple[Path, Path, Path]) -> Iterator[Engine]:
+    base, first, _ = adapters
+    arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"policy={first}")
+    settings = EngineSettings(
+        base, base.parent / "engine.log", max_model_len=512, served_model_name="base", extra_args=arguments
+    )
+    with Engine(settings) as running:
+        yield running
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait"])
+def test_an_adapter_goes_live_under_load_and_back(engine: Engine, adapters: tuple[Path, Path, Path], mode: str) -> None:
+    _, first, second = adapters
+    control = replace(EngineControl(engine.base_url, model="policy", adapter=True), pause_mode=mode)  # type: ignore[arg-type]
+    assert control.served_models() == ["base", "policy"]
+    results: list[int] = []
+    threads = [
+        threading.Thread(
+            target=lambda seed=seed: results.append(len(complete(engine, [5, 6, 7], 150, seed)["token_ids"]))
+        )
+        for seed in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    there = publish([control], Publication(second, 2, first, 1, PROBE_L), lambda: None)
+    back = publish([control], Publication(first, 3, second, 2, PROBE_L), lambda: None)
+    for thread in threads:
+        thread.join()
+    assert results == [150] * 6
+    for report in (there, back):
+        assert report.gap_max < 1e-3 < report.change_max
+    assert control.version() == "3"
+
+
+def test_an_adapter_that_cannot_be_loaded_leaves_the_one_before(
+    engine: Engine, adapters: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    _, first, second = adapters
+    control = EngineControl(engine.base_url, model="policy", adapter=True)
+    missing = Publication(second, 9, first, 8, PROBE_L)
+
+    class Misled(EngineControl):
+        def load(self, checkpoint: Path, version: int) -> None:
+            EngineControl.load(self, tmp_path / "nowhere" if version == 9 else checkpoint, version)
+
+    with pytest.raises(PublishError, match="version 8 serves on"):
+        publish([Misled(control.base_url, model="policy", adapter=True)], missing, lambda: None)
+    assert not control.is_paused()
+    assert complete(engine, [5, 6, 7], 8, 0)["token_ids"]
