@@ -87,6 +87,11 @@ class TrainConfig(BaseModel):
     gate: str | None = Field(None, description="Shell command that prints a score of the live policy, last; see docs.")
     gate_tolerance: float = Field(0.0, ge=0, description="How much lower the score may be with the new version.")
     gate_timeout_s: float = Field(3600.0, gt=0, description="Seconds after which the gate's command is given up.")
+    trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(
+        [], description="Where curves go besides the JSON lines beside each checkpoint."
+    )
+    track_project: str = Field("mosaic", description="Project under which trackio and wandb keep them.")
+    track_run: str | None = Field(None, description="Name of the run there; unset: that of the folder `output`.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
 

@@ -30,14 +30,14 @@ from mosaic.credit import (
 from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError, SettingsError
 from mosaic.lease import Lease, held
 from mosaic.records import Group, IdArray, JobState
-from mosaic.scoring.passive import score_closed
-from mosaic.scoring.scorers import scorer_of
+from mosaic.scoring.passive import score_configured
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
 from trainer.batches import Normalisation
 from trainer.contributions import Contributions, estimated
+from trainer.figures import chosen_figures, job_figures, trained_figures
 from trainer.gate import Gate
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
 from trainer.publish import Publication, PublishReport
@@ -46,6 +46,7 @@ from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, 
 from trainer.round_process import RoundRequest, run_round
 from trainer.sequences import Credit, Sequence, build_sequences
 from trainer.staleness import Staleness, settle
+from trainer.tracking import Tracking, check_trackers
 
 LEASE = "training"
 """Who holds it may train and change what the engines serve."""
@@ -54,6 +55,7 @@ MAX_ATTEMPTS = 3
 
 KEPT_OUT = {
     *("keep_checkpoints", "output", "max_trajectories", "launch", "nice", "threads"),
+    *("trackers", "track_project", "track_run"),
     *("pause", "transport", "nccl_workers", "gate", "gate_tolerance", "gate_timeout_s"),
 }
 """Settings that do not decide which weights come out of a job."""
@@ -123,6 +125,7 @@ def run_job(
     a signal, `LeaseTaken` while another job runs, `EngineError`, `TrainError` or `PublishError` on failure.
     """
     rule(settings.train)  # a setting that cannot be used is said at once
+    check_trackers(settings.train)
     with held(store, LEASE) as lease:
         job = store.unsettled_job()
         given_up = "given up: a fresh job was asked for" if fresh else None
@@ -135,7 +138,6 @@ def run_job(
             log.info("job taken up", job=job.job_id, state=job.state.value)
             store.take_up_job(job.job_id)
         else:
-            score_waiting(store, settings)
             job = _begin(store, settings)
         config = TrainConfig.model_validate(job.settings)
         work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
@@ -179,21 +181,13 @@ def _told(config: TrainConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude=KEPT_OUT)
 
 
-def score_waiting(store: Store, settings: Settings) -> None:
-    """Let the scorer of [score], if there is one, say how closed trajectories went, before any is chosen."""
-    scorer = scorer_of(settings.score) if settings.score.in_jobs else None
-    if scorer is not None:
-        found = score_closed(store, scorer, settings.score)
-        failed = sum(one.error is not None for one in found)
-        log.info("scored before selection", source=scorer.source, trajectories=len(found), failed=failed)
-
-
 def _begin(store: Store, settings: Settings) -> Job:
     """Choose trajectories and write a job down. Raises `SettingsError` when there is no checkpoint to start from."""
     config = settings.train
     current, _ = store.policy()
     checkpoint_of(store, current, config.model)
     check_pin(store)
+    score_configured(store, settings.score)
     waiting = waiting_for(store, config, current)
     chosen = {"groups": dict(waiting.groups), "left_out": dict(waiting.left_out)}
     return store.job(store.start_job(config.model_dump(mode="json"), chosen))
@@ -206,7 +200,21 @@ def waiting_for(store: Store, config: TrainConfig, version: int) -> Waiting:
 
 
 def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport:
-    """From wherever the job stands to its end."""
+    """From wherever the job stands to its end, tracked."""
+    with Tracking.of(work.store, work.settings.train, work.checkpoint) as tracking:
+
+        def told(step: StepReport) -> None:
+            tracking.step(step)
+            if on_step is not None:
+                on_step(step)
+
+        report = _to_its_end(work, told)
+        chosen = work.job.selection.get("figures", {})
+        tracking.job(report.version, job_figures(chosen, report.left_out, report.train, report.published))
+        return report
+
+
+def _to_its_end(work: _Work, on_step: Callable[[StepReport], None]) -> JobReport:
     if work.job.state in (JobState.SELECTED, JobState.CREDITED):
         _train(work, on_step)
     gate = Gate.of(work.settings.train)
@@ -222,7 +230,7 @@ def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport
         chosen["rewards"],
         chosen["advantages"],
         asdict(published),
-        metrics={k: float(v) for k, v in asdict(trained).items() if isinstance(v, int | float)},
+        metrics={**chosen.get("figures", {}), **trained_figures(trained)},
         error=None if rejected is None else str(rejected),
     )
     if rejected is not None:
@@ -240,14 +248,14 @@ def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport
     )
 
 
-def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
+def _train(work: _Work, on_step: Callable[[StepReport], None]) -> None:
     """Credit what was chosen and train on it: selected -> credited -> trained."""
     if not work.checkpoint.exists():
         groups = work.store.groups(Waiting(work.job.selection["groups"], {}))
         told = work.settings.model_copy(update={"train": work.config})
         known = estimated(work.store, groups, told, rule(work.config))
         selection = choose(groups, work.config, rule(work.config), work.job.policy_from, known)
-        probe = _credited(work, selection)
+        probe = _credited(work, selection, chosen_figures(groups, selection.sequences, work.job.policy_from))
         running_engines(work.settings, work.model, work.job.policy_from, probe)
         _remove_leftovers(work)
         optimizer = work.model / OPTIMIZER_FILE
@@ -263,7 +271,7 @@ def _train(work: _Work, on_step: Callable[[StepReport], None] | None) -> None:
     work.reached(JobState.TRAINED, checkpoint=str(work.checkpoint))
 
 
-def _credited(work: _Work, selection: Selection) -> IdArray:
+def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -> IdArray:
     """Write down what the credit rule said; returns the probe for the engines.
 
     Raises `NothingToTrain` when there is nothing to learn from.
@@ -287,6 +295,7 @@ def _credited(work: _Work, selection: Selection) -> IdArray:
         "rewards": selection.trained,
         "advantages": advantages,
         "probe": probe.tolist(),
+        "figures": figures,
     }
     work.reached(JobState.CREDITED, selection=credited)
     return probe

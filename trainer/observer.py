@@ -61,7 +61,7 @@ class StepObserver(TrainerCallback):
         self.on_step = on_step
         self.steps: list[StepReport] = []
         self.first: Tally | None = None
-        self._figures: dict[str, float] = {}
+        self._figures: dict[str, Any] = {}
 
     def on_step_end(self, args: Any, *_: Any, **__: Any) -> None:
         """Take the step's figures, weighted by tokens, before TRL averages them over micro-batches and clears them."""
@@ -79,6 +79,7 @@ class StepObserver(TrainerCallback):
             "mean_ratio": tally.ratio_sum / n_tokens,
             "clip_fraction": token_mean(clipped),
             "entropy": token_mean("entropy"),
+            "kl": token_mean("kl") if "kl" in metrics else None,
         }
         self.trainer.tally = Tally(tally.newest_version)
 
@@ -93,8 +94,7 @@ class StepObserver(TrainerCallback):
                 f"Step {state.global_step}: loss {loss} or gradient norm {grad_norm} is not finite; nothing was saved.",
                 "Lower the learning rate, or look for extreme logprobs and rewards in this round's trajectories.",
             )
-        tokens = int(self._figures.pop("tokens"))
-        step = StepReport(state.global_step, state.max_steps, loss, grad_norm, tokens, **self._figures)
+        step = StepReport(state.global_step, state.max_steps, loss, grad_norm, **self._figures)
         self.steps.append(step)
         self._figures = {}
         if self.on_step is not None:
@@ -115,6 +115,7 @@ class StepObserver(TrainerCallback):
             mean_ratio=mean("mean_ratio"),
             clip_fraction=mean("clip_fraction"),
             entropy=mean("entropy"),
+            kl=None if any(step.kl is None for step in self.steps) else mean("kl"),
             logprob_gap_mean=first.gap_sum / max(first.gap_tokens, 1),
             logprob_gap_max=first.gap_max,
             tokens=sum(step.tokens for step in self.steps),

@@ -87,6 +87,8 @@ class StepReport:
     """Share of tokens whose gradient was clipped away."""
     entropy: float
     """Mean entropy of the policy's next-token distribution, in nats."""
+    kl: float | None = None
+    """Mean of TRL's estimate of KL(policy || reference), in nats; None without a reference (`beta` is 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ class TrainReport:
     """Folder of the new checkpoint."""
     optimizer_state: Path | None
     """To be handed to the next round."""
+    kl: float | None = None
+    """None without a reference."""
 
     def save(self, file: Path) -> None:
         """Write the report beside the checkpoint that it is about."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from mosaic.scoring.outcome import ScoreError
-from mosaic.scoring.scorers import Scorer
+from mosaic.scoring.scorers import Scorer, scorer_of
 from mosaic.settings import ScoreConfig
 from mosaic.store import Store
 
@@ -53,6 +53,15 @@ def score_closed(
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     return list(_in_order(names, found))
+
+
+def score_configured(store: Store, config: ScoreConfig) -> None:
+    """Ask the scorer of [score] before a job chooses, if there is one and jobs are to ask it."""
+    scorer = scorer_of(config) if config.in_jobs else None
+    if scorer is not None:
+        found = score_closed(store, scorer, config)
+        failed = sum(one.error is not None for one in found)
+        log.info("scored before selection", source=scorer.source, trajectories=len(found), failed=failed)
 
 
 def _in_order(names: list[str], found: dict[str, Scored]) -> Iterator[Scored]:

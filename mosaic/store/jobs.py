@@ -124,6 +124,12 @@ def metrics(connection: Connection, job_id: str) -> dict[str, float]:
     return {row.name: row.value for row in connection.execute(query)}
 
 
+def metric_total(connection: Connection, name: str) -> float:
+    """The sum of a number over all jobs, each as a whole."""
+    query = select(func.sum(JobMetricRow.value)).where(JobMetricRow.name == name, JobMetricRow.step == 0)
+    return connection.scalar(query) or 0.0
+
+
 def trained(
     connection: Connection,
     job_id: str,

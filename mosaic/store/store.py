@@ -315,6 +315,11 @@ class Store:
         with self.database.reading() as connection:
             return jobs.metrics(connection, job_id)
 
+    def metric_total(self, name: str) -> float:
+        """The sum of a number over all jobs."""
+        with self.database.reading() as connection:
+            return jobs.metric_total(connection, name)
+
     def end_job(self, job_id: str, error: str | None = None, metrics: Mapping[str, float] | None = None) -> None:
         """Close a job as `published`, or as `failed` with the reason."""
         with self.database.writing() as connection:

@@ -3,10 +3,11 @@
 The jobs run in processes of their own (forked from a server that has imported TRL once) and kill themselves.
 """
 
+import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ class Place:
 
     @property
     def weights(self) -> bytes:
-        (checkpoint,) = self.settings.train.output.iterdir()
+        (checkpoint,) = (p for p in self.settings.train.output.iterdir() if p.is_dir())
         return (checkpoint / "model.safetensors").read_bytes()
 
 
@@ -150,6 +151,22 @@ def test_a_killed_job_is_taken_up_and_gives_the_weights_of_an_undisturbed_one(
     assert place.store.policy() == (1, str(place.engine.path))
     assert not list(place.settings.train.output.glob(".*"))
     check_trained_once(place)
+    check_tracked(place.settings.train.output / f"{done.job_id}.jsonl", place.store.job_metrics(done.job_id))
+
+
+def check_tracked(file: Path, kept: Mapping[str, float]) -> None:
+    """Beside the checkpoint lies a line for each step, and one for the job, with the numbers that the database has."""
+    written = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert {line["optimizer_step"] for line in written if line["kind"] == "step"} == {1, 2}
+    (told,) = (line for line in written if line["kind"] == "job")
+    assert (told["policy_version"], told["reward_mean"], told["success"], told["groups_zero_variance"]) == (
+        1,
+        0.5,
+        0.5,
+        0,
+    )
+    assert told["sessions_per_trajectory"] > 1
+    assert kept.items() <= told.items()
 
 
 def check_trained_once(place: Place) -> None:
