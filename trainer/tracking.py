@@ -48,12 +48,12 @@ class JsonLines:
     """A line per event: kind, its axis, time (Unix seconds), and the figures by name."""
 
     def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         self._file = file
 
     def log(self, kind: Kind, at: int, figures: Mapping[str, float]) -> None:
         """Append a line."""
         line = {"kind": kind, AXES[kind]: at, "time": time.time(), **figures}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -277,6 +277,10 @@ def test_a_reference_adds_a_kl_term(model_dir: Path, round_of_four: list[Sequenc
     near = run(model_dir, round_of_four, replace(SETTINGS, beta=0.5), tmp_path / "near")
     far = run(plain.checkpoint, round_of_four, replace(SETTINGS, beta=0.5, reference_dir=model_dir), tmp_path / "far")
     assert near.loss == pytest.approx(plain.loss, abs=1e-5)
+    assert plain.kl is None
+    assert near.kl == pytest.approx(0, abs=1e-6)
+    assert far.kl is not None
+    assert far.kl > 1e-6
     unanchored = run(plain.checkpoint, round_of_four, SETTINGS, tmp_path / "unanchored")
     assert far.loss > unanchored.loss + 1e-5
 
