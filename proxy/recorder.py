@@ -86,8 +86,9 @@ class Recorder:
         waits = self._settings.commit_first or self.journal.behind()
         if waits:
             self.journal.flush()  # the writer sees it now
+        seen_at = time.monotonic()  # before the bell: the writer's look is later
         self._ring(0.0 if waits else GATHER_S)
-        kept = waits and file is not None and not file.torn and await self._committed(time.monotonic())
+        kept = waits and file is not None and not file.torn and await self._committed(seen_at)
         if not kept:
             kept = file is not None and await self.journal.sync(file)
         if not kept:  # once more, elsewhere
@@ -102,8 +103,9 @@ class Recorder:
     async def caught_up(self) -> None:
         """Return once all that had ended until now is in the database, or cannot be for the moment."""
         self.journal.flush()
+        seen_at = time.monotonic()
         self._ring(0.0)
-        await self._committed(time.monotonic())
+        await self._committed(seen_at)
 
     async def _committed(self, at: float) -> bool:
         """Whether all that had ended by then is in the database, waiting for it a while."""

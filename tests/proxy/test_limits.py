@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from proxy.trace import Trace
 from tests.conftest import ProxyFactory, until
 from tests.engine import Turn
 from tests.engine.raw import End, Step, event_stream, whole
@@ -163,9 +162,9 @@ async def test_a_failure_of_the_recorder_costs_the_client_nothing(
     stream = wire_stream("chat", Turn("Hi"))
     async with before(start_proxy, replying(event_stream(), stream, End.FIN)) as (proxy, _):
 
-        def broken(_: Trace) -> bytes:
+        def broken(*_: object) -> bytes:
             raise TypeError("cannot be encoded")
 
-        monkeypatch.setattr("proxy.recorder.encode", broken)
+        monkeypatch.setattr("proxy.frames.ending", broken)
         _, got = await post(proxy, "chat/completions", stream=True)
         assert got.endswith(b"data: [DONE]\n\n")
