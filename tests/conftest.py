@@ -37,7 +37,7 @@ ProxyFactory = Callable[..., AbstractAsyncContextManager[Proxy]]
 @asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[str]:
     """Serve the proxy in this event loop; yields its address."""
-    listener = socket.socket()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(create_app(settings), http=Connection, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
