@@ -146,7 +146,7 @@ def _config(app: "Application | str", settings: Settings, **options: Any) -> uvi
 def _listen(settings: Settings) -> socket.socket:
     """The listening socket. Raises before anything else is started when the port is taken."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # By its protocol asyncio knows to send small packets at once; without it each answer waits 40 ms for the one before.
+    # By its protocol asyncio knows to send small packets at once; without it an answer waits 40 ms for the one before.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
