@@ -91,8 +91,9 @@ def _patiently(ask: Callable[[], Any], unknown_s: float = 0.0) -> None:
             ask()
             return
         except MosaicError as error:
-            refused = isinstance(error, RequestError)
-            if (refused and error.status != 404) or time.monotonic() - began > (unknown_s if refused else AWAY_S):
+            status = error.status if isinstance(error, RequestError) else None
+            patience = {None: AWAY_S, 404: unknown_s}.get(status, 0.0)
+            if time.monotonic() - began >= patience:
                 raise
         time.sleep(AGAIN_S)
 
