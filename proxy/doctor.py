@@ -29,6 +29,9 @@ LOUD = {
     "left_out_of_training": "What training jobs left out, by reason.",
     "failed_trajectories": "Attempts whose infrastructure failed; they are not trained.",
     "truncated_trajectories": "Attempts that were cut short; they are not trained.",
+    "scorer_failures": "Trajectories that a scorer failed on; they stay closed. See `mosaic score --dry-run`.",
+    "scores_not_used": "Scores that came when the trajectory was not closed any more, by its state.",
+    "tracker_failures": "Trackers that failed during a job and were left out; see train.trackers.",
 }
 """Counters that a person should know of, and what they mean."""
 

@@ -15,13 +15,17 @@ def loaded_by(statement: str, *names: str) -> list[str]:
     "statement",
     [
         "import proxy.app, proxy.commands",
-        "import mosaic.cli",
+        "import mosaic.cli, mosaic.rollout, mosaic.scoring.passive",
         "import trainer.commands, trainer.job",
         "import adapters.wires.chat",
     ],
 )
 def test_nothing_but_training_itself_loads_torch(statement: str) -> None:
     assert loaded_by(statement, "torch", "transformers", "trl", "vllm") == []
+
+
+def test_a_function_that_is_an_agent_starts_with_nothing_but_itself() -> None:
+    assert loaded_by("import mosaic.function_agent", "sqlalchemy", "pydantic", "numpy", "aiohttp", "ray") == []
 
 
 def test_templates_are_loaded_with_the_first_page_and_not_before() -> None:

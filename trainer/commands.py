@@ -128,7 +128,7 @@ def _show_preview(found: Preview, as_json: bool) -> None:
         print_json(asdict(found))
     else:
         _print_preview(found)
-    if not found.sequences and found.unsettled_job is None:
+    if not found.sequences and found.unsettled_job is None and not found.to_score:
         raise NothingToTrain("there is nothing to learn from.", "Score attempts of one task with different outcomes.")
 
 
@@ -139,6 +139,8 @@ def _print_preview(found: Preview) -> None:
         typer.echo(f"... and {len(rows) - SHOWN} more; --json lists them all")
     if found.unsettled_job is not None:
         typer.echo(f"first, {found.unsettled_job} would be taken up")
+    if found.to_score:
+        typer.echo(f"first, the scorer of [score] would be asked about {found.to_score} closed trajectories")
     typer.echo(
         f"from version {found.version}: {found.trajectories} trajectories of {found.groups} groups, "
         f"{found.sequences} sequences, {found.tokens} tokens"

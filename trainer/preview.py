@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mosaic.records import TrajectoryState
+from mosaic.scoring.passive import to_score
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.listing import ScoredTrajectory
@@ -50,6 +51,8 @@ class Preview:
     """State -> trajectories that are in no job's reach: open, closed (no reward yet), unscorable, failed, ..."""
     unsettled_job: str | None
     """The job that died, and that the next run takes up before it begins another."""
+    to_score: int
+    """Closed trajectories about which the scorer of [score] would be asked first; they are in no number above."""
 
 
 def preview(store: Store, settings: Settings) -> Preview:
@@ -83,6 +86,7 @@ def preview(store: Store, settings: Settings) -> Preview:
         left_out={**waiting.left_out, **selection.left_out},
         not_scored={k: n for k, n in store.states().items() if k != TrajectoryState.SCORED.value},
         unsettled_job=None if job is None else f"{job.job_id} ({job.state.value})",
+        to_score=len(to_score(store, settings.score)),
     )
 
 

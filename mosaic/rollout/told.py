@@ -5,19 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 from mosaic.client import Client
-from mosaic.errors import RequestError
+from mosaic.errors import MosaicError, RequestError
 from mosaic.rollout.attempt import Made, Outcome, Result, Work
 
 WAIT_S = 2.0
 """Seconds in which a trajectory that is not there may still come: its last call may have just been cut, and another
 worker of the proxy may have recorded it."""
+AWAY_S = 120.0
+"""Seconds in which a proxy that cannot be reached may come back before the run ends: it may be started anew."""
 AGAIN_S = 0.1
 """Seconds between two looks."""
 NO_CALL = "it made no call through the proxy; is the agent pointed at OPENAI_BASE_URL or ANTHROPIC_BASE_URL?"
 
 
 class Told:
-    """The control API, as a rollout uses it. Thread-safe. Raises `MosaicError` where it cannot be reached."""
+    """The control API, as a rollout uses it. Thread-safe. Raises `MosaicError` where it stays out of reach."""
 
     def __init__(self, client: Client, source: str) -> None:
         self._client = client
@@ -27,17 +29,13 @@ class Told:
         """Say how an attempt ended and what it was worth; returns what became of it."""
         error, reward = made.complaint, None
         try:
-            self._once_there(lambda: self._client.name_task(work.trajectory_id, work.task.task_id, work.task.prompt))
-            if outcome in (Outcome.SCORED, Outcome.UNSCORABLE) and made.score is not None:
+            self._say(work, made, outcome)
+            if outcome is Outcome.SCORED and made.score is not None:
                 reward = made.score.value
-                self._client.reward(work.trajectory_id, reward, note=made.score.note, source=self._source)
-            else:
-                self._client.end(work.trajectory_id, *_ENDINGS[outcome])
         except RequestError as refused:
             if refused.status != 404:
                 raise
             error = error or NO_CALL
-            reward = None
             if outcome not in (Outcome.TRUNCATED, Outcome.LOST):
                 outcome = Outcome.FAILED
         ended = made.ended
@@ -52,6 +50,14 @@ class Told:
             seconds=round(ended.seconds, 3),
             error=error,
         )
+
+    def _say(self, work: Work, made: Made, outcome: Outcome) -> None:
+        name, task, score = work.trajectory_id, work.task, made.score
+        _patiently(lambda: self._client.name_task(name, task.task_id, task.prompt), WAIT_S)
+        if outcome in (Outcome.SCORED, Outcome.UNSCORABLE) and score is not None:
+            _patiently(lambda: self._client.reward(name, score.value, note=score.note, source=self._source))
+        else:
+            _patiently(lambda: self._client.end(name, *_ENDINGS[outcome]))
 
     def engine_failed(self, trajectory_id: str) -> bool:
         """Whether a call of the trajectory failed for reasons that are not the agent's."""
@@ -73,16 +79,23 @@ class Told:
         """Nobody knows how the attempt would have ended."""
         self._client.end(trajectory_id, "failed", "rollout_interrupted")
 
-    def _once_there(self, ask: Callable[[], Any]) -> None:
-        until = time.monotonic() + WAIT_S
-        while True:
-            try:
-                ask()
-                return
-            except RequestError as error:
-                if error.status != 404 or time.monotonic() > until:
-                    raise
-            time.sleep(AGAIN_S)
+
+def _patiently(ask: Callable[[], Any], unknown_s: float = 0.0) -> None:
+    """Ask until the proxy answers, for `AWAY_S` at most, and until it knows the trajectory, for `unknown_s`.
+
+    What it may have heard already is said again: a reward that stands twice is the same reward.
+    """
+    began = time.monotonic()
+    while True:
+        try:
+            ask()
+            return
+        except MosaicError as error:
+            status = error.status if isinstance(error, RequestError) else None
+            patience = {None: AWAY_S, 404: unknown_s}.get(status, 0.0)
+            if time.monotonic() - began >= patience:
+                raise
+        time.sleep(AGAIN_S)
 
 
 _ENDINGS = {

@@ -64,6 +64,13 @@ def score_configured(store: Store, config: ScoreConfig) -> None:
         log.info("scored before selection", source=scorer.source, trajectories=len(found), failed=failed)
 
 
+def to_score(store: Store, config: ScoreConfig) -> list[str]:
+    """The trajectories that `score_configured` would ask about."""
+    if not config.in_jobs or scorer_of(config) is None:
+        return []
+    return store.unscored(config.only, config.task, config.limit)
+
+
 def _in_order(names: list[str], found: dict[str, Scored]) -> Iterator[Scored]:
     for name in names:
         yield found[name]

@@ -11,6 +11,7 @@ from mosaic.errors import SettingsError
 from mosaic.rollout import Agent, Task, Work, read_tasks
 from mosaic.rollout.attempt import MAX_VARIABLE, check_placeholders
 from mosaic.rollout.rollout import _slug
+from mosaic.settings import load
 
 
 def work(command: tuple[str, ...], folder: Path = Path("/folder"), **fields: object) -> Work:
@@ -51,6 +52,12 @@ def test_the_environment_serves_every_wire_and_a_task_too_long_for_it_is_in_the_
     assert told["ANTHROPIC_BASE_URL"] == "http://proxy:1/t/r.t1.2"
     assert json.loads(told["MOSAIC_TASK"]) == {"id": "t1", "prompt": "do it", "wide": "é"}
     assert "MOSAIC_TASK" not in work(("x",), wide="x" * MAX_VARIABLE).environment()
+
+
+def test_what_an_agent_is_told_is_no_unknown_setting_to_a_mosaic_that_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**work(("x",)).environment(), "MOSAIC_STATUS": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert load().port == 8080
 
 
 def test_tasks_are_json_objects_or_plain_lines(tmp_path: Path) -> None:

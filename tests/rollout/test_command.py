@@ -3,27 +3,32 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import ProxyFactory
+from tests.conftest import ProxyFactory, until
 from tests.rollout.test_rollout import AGENT, ROOT, answers
 
 TASKS = '{"id": "a", "prompt": "right", "answer": "42"}\n{"id": "b", "prompt": "wrong", "answer": "42"}\n'
 
 
-async def mosaic(folder: Path, *arguments: str) -> tuple[int, str, str]:
+async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mosaic", "rollout", *arguments),
         cwd=folder,
         env=environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+
+
+async def mosaic(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    started = await start(folder, *arguments)
     out, err = await started.communicate()
     return started.returncode or 0, out.decode(), err.decode()
 
@@ -58,6 +63,24 @@ async def test_a_function_is_an_agent_and_its_return_value_the_reward(
         ]
         code, out, err = await mosaic(tmp_path, *given, "--function", "mine:attempt_async")
         assert (code, json.loads(out)["tasks"][0]["other"]) == (0, {"unscored": 1}), err
+
+
+async def test_a_run_that_is_asked_to_end_takes_its_agents_with_it_and_says_how_to_go_on(
+    start_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    agent = ("/bin/sh", "-c", "echo $$ > pid; exec sleep 600")
+    async with start_proxy(answers) as proxy:
+        run = await start(tmp_path, "tasks.jsonl", "--attempts", "1", "--proxy", proxy.url, "--run", "r1", "--", *agent)
+        pids = [tmp_path / f"var/rollouts/r1/r1.{task}.1/scratch/pid" for task in "ab"]
+        await until(lambda: all(file.exists() and file.read_text().strip() for file in pids))
+        run.send_signal(signal.SIGTERM)
+        _, err = await run.communicate()
+        assert (run.returncode, b"--run r1" in err) == (130, True), err
+        for file in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(file.read_text()), 0)
+        assert not (tmp_path / "var/rollouts/r1/attempts.jsonl").exists()
 
 
 @pytest.mark.parametrize(

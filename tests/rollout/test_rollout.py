@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +19,17 @@ import pytest
 from mosaic.client import Client
 from mosaic.errors import MosaicError, SettingsError
 from mosaic.keys import agent_key
-from mosaic.rollout import Agent, Outcome, Plan, Report, Result, Rollout, Task
+from mosaic.rollout import Agent, Ended, Outcome, Plan, Report, Result, Rollout, Task, Work
+from mosaic.rollout import told as told_module
+from mosaic.rollout.attempt import Made
 from mosaic.rollout.local import Processes
 from mosaic.rollout.rollout import first_failure
 from mosaic.rollout.scoring import Scoring
 from mosaic.rollout.told import NO_CALL, Told
 from mosaic.scoring.commands import Command
+from mosaic.scoring.outcome import Score
 from mosaic.settings import Settings
-from tests.conftest import Proxy, ProxyFactory
+from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Fault, Turn
 
 AGENT = Path(__file__).parent / "agent.py"
@@ -238,3 +246,60 @@ async def test_a_proxy_that_is_not_there_is_said_at_once(start_proxy: ProxyFacto
     with pytest.raises(MosaicError, match="cannot be reached"):
         await made(proxy, plan)
     assert not (plan.folder / "run-1.t0.1").exists()
+
+
+async def test_a_proxy_that_is_away_for_a_moment_costs_no_attempt(
+    start_proxy: ProxyFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = threading.Event()
+    sleep = time.sleep
+    monkeypatch.setattr(told_module, "time", SimpleNamespace(monotonic=time.monotonic, sleep=_seen(waited, sleep)))
+    async with start_proxy(answers) as proxy:
+        await made(proxy, plan_of(proxy, tmp_path, tasks("right"), scoring=Scoring()))
+        work, told = _attempt_told_at(proxy, tmp_path, port := _free_port())
+        ended = Made(Ended(work.trajectory_id, 0, False, None, 1.0), Score(0.5), None)
+        settling = asyncio.ensure_future(asyncio.to_thread(told.settle, work, ended, Outcome.SCORED))
+        await until(waited.is_set)
+        async with _forwarding(port, proxy.url):
+            assert (await settling).reward == 0.5
+        assert proxy.store.trajectory(work.trajectory_id).reward == 0.5
+
+
+def _seen(event: threading.Event, sleep: Callable[[float], None]) -> Callable[[float], None]:
+    def call(seconds: float) -> None:
+        event.set()
+        sleep(seconds)
+
+    return call
+
+
+def _attempt_told_at(proxy: Proxy, folder: Path, port: int) -> tuple[Work, Told]:
+    """The attempt that was made, and who tells the proxy by another door."""
+    plan = plan_of(proxy, folder, tasks("right"))
+    work = Work("run-1.t0.1", plan.tasks[0], 1, 1, proxy.url, "key", folder, plan.agent)
+    return work, Told(Client(f"http://127.0.0.1:{port}"), "test")
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def _forwarding(port: int, url: str) -> AsyncIterator[None]:
+    """Connections to the port reach the server behind the URL."""
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        back.write(await reader.readuntil(b"\r\n\r\n"))
+        back.write(await reader.read(2**16))
+        writer.write(await there.read())
+        writer.close()
+        back.close()
+
+    server = await asyncio.start_server(forward, "127.0.0.1", port)
+    yield
+    server.close()
+    await server.wait_closed()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mosaic.errors import NothingToTrain
 from mosaic.records import TrajectoryState
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import ScoreConfig, Settings, TrainConfig
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording, assistant, user
@@ -106,3 +106,13 @@ def test_an_age_is_a_number_with_a_unit(
     flags = ["--dry-run", "--json", "--newer-than", age, "--database", f"sqlite:///{tmp_path}/mosaic.db"]
     said = json.loads(CliRunner().invoke(app, flags).stdout)
     assert (said["trajectories"] == 2) is trained
+
+
+def test_what_the_scorer_would_be_asked_about_first_is_counted_and_not_asked(store: Store) -> None:
+    store.record(compaction(Recording("unscored")))
+    store.end("unscored", TrajectoryState.CLOSED, "test")
+    asks = ScoreConfig(command="exit 1")
+    assert preview(store, Settings(score=asks)).to_score == 1
+    assert preview(store, Settings(score=asks.model_copy(update={"in_jobs": False}))).to_score == 0
+    assert preview(store, Settings()).to_score == 0
+    assert store.counters().get("scorer_failures") is None
