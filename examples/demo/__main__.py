@@ -59,8 +59,8 @@ class Plan:
     """Optimizer steps per epoch."""
     credit: str = "mosaic"
     alpha: float = 0.3
-    """Of the `mosaic` rule: how much the number of sessions counts. Success is rare at first and matters more, so it and
-    the other constants stay below the rule's own (docs/credit.md)."""
+    """Of the `mosaic` rule: how much the number of sessions counts. Success is rare at first and matters more, so it
+    and the other constants stay below the rule's own (docs/credit.md)."""
     target: float = 0.95
     """Held-out success is not measured between rounds; a round whose own success reaches this ends the training."""
 
