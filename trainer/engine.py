@@ -33,6 +33,8 @@ _ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
+GONE_S = 5.0
+"""Seconds that killed processes get to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class Engine:
         finally:  # also when a second Ctrl-C falls into the wait
             _signal_group(process.pid, signal.SIGKILL)
             process.wait()
+            _await_end(process.pid)
 
     def _failure(self, what: str) -> EngineError:
         tail = self.settings.log_path.read_bytes()[-1500:].decode(errors="replace")
@@ -165,7 +168,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    # The group outlives its leader while a worker is left; it is gone when the last one is.
-    with contextlib.suppress(ProcessLookupError):
+def _signal_group(group: int, number: int) -> bool:
+    """Whether anybody is left to hear it: the group outlives its leader while a worker is there."""
+    try:
         os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _await_end(group: int) -> None:
+    """Wait for processes that were killed to be gone; where nobody reaps them they stay, and are not waited for long."""
+    deadline = time.monotonic() + GONE_S
+    while _signal_group(group, 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
