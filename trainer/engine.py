@@ -178,7 +178,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _await_end(group: int) -> None:
-    """Wait for processes that were killed to be gone; where nobody reaps them they stay, and are not waited for long."""
+    """Wait for killed processes to be gone; where nobody reaps them they stay, and are not waited for long."""
     deadline = time.monotonic() + GONE_S
     while _signal_group(group, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
