@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: what this worker's recorder did, what waits in the spool, and the store's counters."""
+"""`/metrics` for Prometheus: what this worker's recorder did, what waits in the journal, and the store's counters."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,7 @@ from proxy.recorder import Recorder
 COUNTED = {
     "recorded": "Calls recorded",
     "lost": "Calls lost",
+    "waits_given_up": "Times that nobody waited any longer for the database",
     "disk_refusals": "Writes that the journal's disk refused",
     "refusals": "Times that the database refused",
 }

@@ -4,12 +4,15 @@ The owner holds an advisory lock (`flock`), which the kernel gives up with the p
 would not do: containers share folders, and ids come back.
 """
 
-import contextlib
 import fcntl
 import os
 import secrets
 import time
 from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
 
 
 def create(folder: Path, prefix: str) -> tuple[Path, int]:
@@ -43,16 +46,20 @@ def take(descriptor: int) -> bool:
 
 
 def remove(path: Path, descriptor: int) -> None:
-    """Remove a file that we own."""
-    with contextlib.suppress(OSError):
+    """Remove a file that we own. One that cannot be removed is read again, which changes nothing."""
+    try:
         path.unlink()
+    except OSError as error:
+        log.warning("file of the journal not removed", path=str(path), error=str(error))
     os.close(descriptor)
 
 
 def set_aside(path: Path, descriptor: int) -> None:
     """Keep a file that we own and that cannot be read in full, under a name that nobody takes over."""
-    with contextlib.suppress(OSError):
+    try:
         path.rename(path.with_name(f"damaged-{path.name}"))
+    except OSError as error:
+        log.warning("damaged file of the journal not put aside", path=str(path), error=str(error))
     os.close(descriptor)
 
 

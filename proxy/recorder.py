@@ -42,10 +42,11 @@ class Recorder:
     """One worker's calls on their way to the store. Used by one event loop, between `start` and `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `SettingsError` when the spool folder cannot be used."""
+        """Raises `SettingsError` when the folder of the journal cannot be used."""
         self._settings = settings
         self.journal = Journal(settings.spool)
         self._recorded = 0
+        self._waits_given_up = 0
         self.lost = 0
         """Calls that the disk refused and that memory could not hold."""
         try:
@@ -115,9 +116,11 @@ class Recorder:
             self._look()
         try:
             async with asyncio.timeout(self._settings.store_wait_s):
-                return await done
+                committed = await done
         except TimeoutError:
-            return False
+            committed = False
+        self._waits_given_up += not committed
+        return committed
 
     def _look(self) -> None:
         """Tell those who wait how far the writer is; again and again while anybody does."""
@@ -145,11 +148,12 @@ class Recorder:
         return self._alive
 
     def figures(self) -> dict[str, int]:
-        """What it did since the start: `recorded`, `lost`, `disk_refusals`, the writer's `refusals`; and calls `held`
-        now."""
+        """What it did since the start: `recorded`, `lost`, `waits_given_up` (for the database), `disk_refusals`, the
+        writer's `refusals`; and calls `held` now."""
         return {
             "recorded": self._recorded,
             "lost": self.lost,
+            "waits_given_up": self._waits_given_up,
             "disk_refusals": self.journal.failures,
             "refusals": self.progress.refusals,
             "held": self.journal.held,

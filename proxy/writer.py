@@ -147,11 +147,10 @@ class Writer:
             self._commit(batch)
         del self._files[file.path]
         file.remove()
-        with contextlib.suppress(StoreError):
-            if interrupted:
-                self._opened().count("interrupted_calls", "killed", len(interrupted))
-            if file.unreadable:
-                self._opened().count("journal_calls_unreadable", "damaged", file.unreadable)
+        if interrupted:
+            self._count("interrupted_calls", "killed", len(interrupted))
+        if file.unreadable:
+            self._count("journal_calls_unreadable", "damaged", file.unreadable)
 
     def _commit(self, traces: Sequence[Trace]) -> None:
         """Returns once the calls are dealt with, however long the database refuses."""
@@ -186,9 +185,14 @@ class Writer:
             log.error("call neither stored nor put aside", call=trace.origin.call_id, error=str(error))
             self._progress.refused(str(error))
             return False
-        with contextlib.suppress(StoreError):
-            self._opened().count("rejected_calls", "unwritable")
+        self._count("rejected_calls", "unwritable", 1)
         return True
+
+    def _count(self, name: str, reason: str, number: int) -> None:
+        try:
+            self._opened().count(name, reason, number)
+        except StoreError as error:
+            log.error("not counted", counter=name, reason=reason, number=number, error=str(error))
 
     def _opened(self) -> Store:
         """The store, opened when it is first needed: a database that is down at the start may come up."""

@@ -8,7 +8,6 @@ together with the job, so none is trained twice.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,25 +17,16 @@ import numpy as np
 import structlog
 from pydantic import ValidationError
 
-from mosaic.credit import (
-    CreditSettings,
-    GroupCredit,
-    GroupStatistics,
-    TrajectoryCredit,
-    assign,
-    group_input,
-    rule_settings,
-)
-from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError, SettingsError
+from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError
 from mosaic.lease import Lease, held
-from mosaic.records import Group, IdArray, JobState
+from mosaic.records import IdArray, JobState
 from mosaic.scoring.passive import score_configured
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
 from trainer.batches import Normalisation
-from trainer.contributions import Contributions, estimated
+from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
 from trainer.gate import Gate
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
@@ -44,8 +34,7 @@ from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
 from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
 from trainer.round_process import RoundRequest, run_round
-from trainer.sequences import Credit, Sequence, build_sequences
-from trainer.staleness import Staleness, settle
+from trainer.selection import Selection, choose, rule
 from trainer.tracking import Tracking, check_trackers
 
 LEASE = "training"
@@ -61,18 +50,6 @@ KEPT_OUT = {
 """Settings that do not decide which weights come out of a job."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What a job trains, and what it leaves out."""
-
-    sequences: list[Sequence]
-    trained: Mapping[str, float | None]
-    """Trajectories with at least one sequence, each with its reward."""
-    credits: list[GroupCredit]
-    left_out: Mapping[str, int]
-    """Reason -> trajectories, groups or calls that are not trained for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,64 +327,6 @@ def train_settings(config: TrainConfig) -> TrainSettings:
         gradient_checkpointing=config.gradient_checkpointing,
         seed=config.seed,
         trl=config.trl,
-    )
-
-
-def choose(
-    groups: list[Group], config: TrainConfig, rule: CreditSettings, version: int, known: Contributions | None = None
-) -> Selection:
-    """`select`, and what becomes of tokens that versions before the live one sampled."""
-    selection = select(groups, config, rule, known)
-    sequences, counted = settle(
-        selection.sequences, version, Staleness(config.stale_tokens, config.fresh_versions, config.stale_decay)
-    )
-    left = {sequence.trajectory_id for sequence in sequences}
-    return Selection(
-        sequences,
-        {name: reward for name, reward in selection.trained.items() if name in left},
-        selection.credits,
-        {**selection.left_out, **counted},
-    )
-
-
-def select(
-    groups: list[Group], config: TrainConfig, rule: CreditSettings, known: Contributions | None = None
-) -> Selection:
-    """Credit the groups and turn what carries a signal into sequences. Every drop is counted by its reason."""
-    left_out: Counter[str] = Counter()
-    known = known or Contributions(GroupStatistics())
-    credits = assign([group_input(g, known.estimator, known.call_gains) for g in groups], rule)
-    sequences: list[Sequence] = []
-    trained: dict[str, float | None] = {}
-    for group, credit in zip(groups, credits, strict=True):
-        left_out.update(f"trajectory_{reason}" for reason in credit.dropped.values())
-        if credit.drop_reason is not None:
-            left_out[f"group_{credit.drop_reason}"] += 1
-            continue
-        members = {t.trajectory_id: t for t in group.trajectories}
-        for given in credit.trajectories:
-            built = build_sequences(members[given.trajectory_id], _credit(given), config.max_tokens)
-            left_out.update({f"call_{reason}": n for reason, n in built.reasons.items()})
-            sequences += built.sequences
-            if built.sequences:
-                trained[given.trajectory_id] = members[given.trajectory_id].reward
-    return Selection(sequences, trained, credits, dict(left_out))
-
-
-def rule(config: TrainConfig) -> CreditSettings:
-    """The credit rule that is asked for, with its options. Raises `SettingsError`."""
-    try:
-        return replace(rule_settings(config.credit), **config.credit_options)  # type: ignore[arg-type]
-    except (ValueError, TypeError) as error:
-        raise SettingsError(
-            f"train.credit: {error}.", "See mosaic.credit.CreditSettings for names and ranges."
-        ) from error
-
-
-def _credit(given: TrajectoryCredit) -> Credit:
-    return Credit(
-        sessions={s.session_id: s.advantage for s in given.sessions},
-        calls={span.call_id: span.advantage for span in given.spans},
     )
 
 

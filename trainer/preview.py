@@ -15,7 +15,8 @@ from mosaic.scoring.passive import to_score
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.listing import ScoredTrajectory
-from trainer.job import Selection, choose, rule, waiting_for
+from trainer.job import waiting_for
+from trainer.selection import Selection, choose, rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def retry(pool: Pool, request: Request) -> Placement | None:
 
 
 def late(pool: Pool, request: Request) -> Placement | None:
-    """A call that arrives after one that went on from it: another worker's, or one that waited in a spool."""
+    """A call that arrives after one that went on from it: another worker's, or one that waited in a journal."""
     for reply in request.replies:
         for mark in pool.find(gap_key(reply.end, reply.ids)):
             session = pool.sessions[mark.session_id]

@@ -116,7 +116,8 @@ class Harnesses:
 
     def asks_for_summary(self, text: str) -> bool:
         """Whether a user's newest text asks the model to write the history up."""
-        return self._summary.search(text[:2000]) is not None or self._summary.search(text[-1000:]) is not None
+        ends = (text[:2000], text[-1000:]) if len(text) > 1000 else (text,)
+        return any(self._summary.search(end) for end in ends)
 
     def surely_asks_for_summary(self, text: str) -> bool:
         """Whether a text is a certain framework's own, in which it asks for a summary."""
@@ -132,8 +133,9 @@ class Harnesses:
 
     def auxiliary(self, system: str, user: str) -> str | None:
         """The kind of auxiliary call that these opening texts belong to."""
+        texts = [system[:1500], user[:1500], *([user[-500:]] if len(user) > 500 else [])]
         for kind, pattern in self._auxiliary:
-            if pattern.search(system[:1500]) or pattern.search(user[:1500]) or pattern.search(user[-500:]):
+            if any(pattern.search(text) for text in texts):
                 return kind
         return None
 

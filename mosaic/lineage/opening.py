@@ -173,7 +173,7 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
             parent = Mark(session.session_id, session.head_call_id or "")
             return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.CLAIM, 0.85, {"window": "new"}))
         if not request.tools and session.tools:
-            kind = "summary" if _asks(request) else "side"
+            kind = "summary" if request.asks_for_summary else "side"
             return inside(request, session, session.head_call_id, Why(Rung.CLAIM, 0.7), auxiliary=kind)
     if parents := pool.of_agent("agent", claims.parent):
         parent = Mark(parents[-1].session_id, parents[-1].head_call_id or "")
@@ -204,13 +204,13 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     if mine := [s for s in quoted if claimed(request, pool.sessions[s])]:
         quoted = Counter({s: quoted[s] for s in mine})
     most = max(quoted.values(), default=0)
-    if most < (1 if _asks(request) else MIN_QUOTES):
+    if most < (1 if request.asks_for_summary else MIN_QUOTES):
         return None
     # Without an id, nearly as much of another attempt is as good: the one that said more may just be further on.
     enough = most if any(quoted[s] == most for s in named) or mine else NEARLY * most
     best = [pool.sessions[s] for s, n in sorted(quoted.items(), key=lambda item: item[1]) if n >= enough]
     kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
-    kind = kind or ("summary" if _asks(request) else "side")
+    kind = kind or ("summary" if request.asks_for_summary else "side")
     if len({s.trajectory_id for s in best}) > 1:
         marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
         return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
@@ -238,14 +238,11 @@ def _by_agent(pool: Pool, quoted: Counter[str], named: set[str]) -> tuple[Counte
     return merged, merged_named
 
 
-def _asks(request: Request) -> bool:
-    asks = request.harnesses.asks_for_summary
-    return asks(request.newest_asked) or asks(request.system_text)
-
-
 def _surely_asks(request: Request) -> bool:
     surely = request.harnesses.surely_asks_for_summary
-    return surely(request.newest_asked) or surely(request.system_text) or bool(request.system_text and _asks(request))
+    if surely(request.newest_asked) or surely(request.system_text):
+        return True
+    return bool(request.system_text) and request.asks_for_summary
 
 
 def _stray(pool: Pool, request: Request) -> Placement | None:
@@ -271,7 +268,8 @@ def _carries(pool: Pool, request: Request, hits: list[Mention]) -> Placement | N
     session = found[-1]
     if not request.tools:
         why = Why(Rung.QUOTE, 0.75, {"reply": "whole"})
-        return inside(request, session, session.head_call_id, why, auxiliary="summary" if _asks(request) else "side")
+        tag = "summary" if request.asks_for_summary else "side"
+        return inside(request, session, session.head_call_id, why, auxiliary=tag)
     kind = SessionKind.COMPACTION if request.same_agent(session.system, session.tools) else SessionKind.HANDOFF
     parent = Mark(session.session_id, session.head_call_id or "")
     return opening(pool, request, kind, parent, Why(Rung.QUOTE, 0.8, {"reply": "whole"}))

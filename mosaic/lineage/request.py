@@ -68,6 +68,12 @@ class Request:
         turn = takewhile(lambda item: item.role == "call", reversed(self.items[: last + 1]))
         return self.chain[last] if last >= 0 else 0, tuple(sorted(i.tool_call_id for i in turn if i.tool_call_id))
 
+    @cached_property
+    def asks_for_summary(self) -> bool:
+        """Whether its newest user text, or its system text, asks the model to write the history up."""
+        asks = self.harnesses.asks_for_summary
+        return asks(self.newest_asked) or asks(self.system_text)
+
     @property
     def first_user(self) -> str:
         """The first thing that the user said."""
@@ -111,7 +117,7 @@ class Request:
         """The texts of what the user said, block by block."""
         return list(canonical.blocks(self.call.messages))
 
-    @property
+    @cached_property
     def system_words(self) -> frozenset[str]:
         """The words that its system text opens with."""
         return frozenset(canonical.words(self.system_text[:600])[:SYSTEM_WORDS])

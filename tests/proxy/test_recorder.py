@@ -43,6 +43,7 @@ async def test_a_locked_database_delays_no_answer_and_loses_no_call(
             answers = await asyncio.gather(*(ask(proxy.url, f"locked-{n}") for n in range(5)))
             assert all(a.endswith(b"data: [DONE]\n\n") for a in answers)
             assert waiting_calls(proxy.settings.spool) >= 5
+            assert (await recorder(proxy.url))["waits_given_up"] >= 5
         await ask(proxy.url, "after")
         expected = dict.fromkeys(["before", *(f"locked-{n}" for n in range(5)), "after"], 1)
         await until(lambda: {t.trajectory_id: t.calls for t in proxy.store.trajectories()} == expected)

@@ -14,7 +14,8 @@ from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction, spawns
 from tests.playbook import Recording
-from trainer.job import run_job, select
+from trainer.job import run_job
+from trainer.selection import select
 
 
 @pytest.fixture
