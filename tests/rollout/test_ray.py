@@ -30,7 +30,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     # Workers are processes of the nodes, and must find what this one has found.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    started = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    started: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     started.add_node(num_cpus=2)
     yield started
     ray.shutdown()
