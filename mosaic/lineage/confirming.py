@@ -7,10 +7,13 @@ from mosaic.lineage import canonical
 from mosaic.lineage.continuing import reply_key
 from mosaic.lineage.model import Link, Rung
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import OpenCall, Pool, Session
+from mosaic.lineage.state import End, OpenCall, Pool, Session
+from mosaic.records import SessionKind
 
 MIN_SAID = 8
 """Shortest text, in characters, that is recognised inside a longer one."""
+WHOLE = 12
+"""Words from which a text is an agent's report also with others around it."""
 MAX_TOLD = 32
 """Newest user texts of a request that are looked at for notifications."""
 MAX_SUCCESSORS = 100
@@ -36,6 +39,34 @@ def confirm(pool: Pool, request: Request, parent: Session) -> tuple[Link, ...]:
                 named = next((c for i, c in parent.calls.items() if i in text), child.claimed)
                 changed.update({link.session_id: link for link in _bind(pool, child, named, sure=True)})
     return tuple(changed.values())
+
+
+def heard(pool: Pool, request: Request, session: Session) -> tuple[str, ...]:
+    """The calls of agents taken for the framework's whose last text `session` was told: they serve the task."""
+    tagged = [c for c in _children(pool, session) if c.link.kind is SessionKind.HANDOFF]
+    if not tagged:
+        return ()
+    told = [canonical.words(text) for text in request.blocks[1:][-MAX_TOLD:]]
+    taken: list[str] = []
+    for child in tagged:
+        said = [canonical.words(text) for text in last_of(pool, child).last_said]
+        if any(s == t or (len(s) >= WHOLE and contains(t, " ".join(s))) for s in said for t in told):
+            session.children.remove(child.session_id)
+            calls = dict.fromkeys(m.call_id for m in child.marks if isinstance(m, End) and m.auxiliary is not None)
+            taken += [call_id for call_id in calls if take_back(child, call_id)]
+    return tuple(taken)
+
+
+def take_back(session: Session, call_id: str) -> bool:
+    """Note that a call serves the task after all, when it is a session's."""
+    ends = [m for m in session.marks if isinstance(m, End) and m.call_id == call_id]
+    for end in ends:
+        end.auxiliary = None
+    for summary in session.summaries:
+        summary.used |= summary.call_id == call_id
+    if ends and session.head_call_id is None:
+        session.head_call_id = call_id
+    return bool(ends)
 
 
 def last_of(pool: Pool, session: Session) -> Session:

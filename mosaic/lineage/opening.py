@@ -4,14 +4,14 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
-from mosaic.lineage import phrases
+from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import words
 from mosaic.lineage.confirming import last_of
 from mosaic.lineage.continuing import claimed, compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
-from mosaic.lineage.placing import UNANCHORED, inside, opening, root, undecided
+from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session
+from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session, Written
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
@@ -22,6 +22,12 @@ MAX_PENDING = 4000
 """Words of an auxiliary call that are remembered while its session is not there."""
 NEARLY = 0.8
 """Share of the most quotes from which another attempt may be meant as well."""
+BRIEF = 160
+"""Characters of an answer below which it may be a verdict."""
+BEGIN = 8
+"""Words in which two prompts of one agent begin alike."""
+MIN_TOLD = 4
+"""Fewest words of an opening by which it is known again."""
 LONG = 12
 """Words from which an argument inside a longer prompt is evidence enough."""
 
@@ -44,10 +50,11 @@ def opened(pool: Pool, request: Request) -> Placement:
         served
         or _spawn(pool, request, _exact(pool, request), exact=True)
         or _compaction(pool, request, hits)
+        or _told_again(pool, request, hits)
         or _transcript(pool, request, hits)
         or _claimed(pool, request)
-        or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
         or _carries(pool, request, hits)
+        or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
         or _recast(pool, request, hits)
         or _awaited(pool, request)
         or _stray(pool, request)
@@ -111,7 +118,9 @@ def _rank(argument: Argument, score: float) -> tuple[float, int, bool, bool]:
 def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) -> float:
     """How sure a spawn is by this argument alone."""
     parent = pool.sessions[argument.session_id]
-    known = argument.name in request.harnesses.spawns.get(argument.call.tool, ())
+    # A call that its agent waits at starts something, whatever it is called.
+    waits = argument.call_id == parent.head_call_id and argument.length >= LONG
+    known = waits or argument.name in request.harnesses.spawns.get(argument.call.tool, ())
     twin = request.same_agent(parent.system, parent.tools)
     again = any(
         request.same_agent(pool.sessions[m.session_id].system, pool.sessions[m.session_id].tools)
@@ -141,7 +150,8 @@ def claim(pool: Pool, session_id: str, call: OpenCall) -> None:
 
 def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
     """The request opens with a summary that the policy wrote."""
-    sessions = [pool.sessions[h.session_id] for h in hits if h.call_id in _summaries(pool, h)]
+    written = [h for h in hits if isinstance(h, Written)]
+    sessions = [pool.sessions[h.session_id] for h in written if h.call_id in _summaries(pool, h)]
     found = list({s.session_id: s for s in sessions}.values())
     agents = [s for s in found if s.claims.agent is not None and s.claims.agent == request.claims.agent]
     found = agents or found
@@ -170,13 +180,13 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
         if placed := compacts(pool, request, session):
             return placed
         if claims.window is not None and session.claims.window not in (None, claims.window):
-            parent = Mark(session.session_id, session.head_call_id or "")
+            parent = newest(session)
             return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.CLAIM, 0.85, {"window": "new"}))
         if not request.tools and session.tools:
             kind = "summary" if request.asks_for_summary else "side"
             return inside(request, session, session.head_call_id, Why(Rung.CLAIM, 0.7), auxiliary=kind)
     if parents := pool.of_agent("agent", claims.parent):
-        parent = Mark(parents[-1].session_id, parents[-1].head_call_id or "")
+        parent = newest(parents[-1])
         return opening(pool, request, SessionKind.SPAWN, parent, Why(Rung.CLAIM, 0.85, {"parent": claims.parent}))
     return None
 
@@ -196,11 +206,40 @@ def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[
     return quoted, named
 
 
+def _told_again(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
+    """An agent whose whole history is told anew in one message, which begins as it did at first, or tells all that it
+    told then, and holds the newest reply."""
+    if not request.fresh:
+        return None
+    heads = {h.session_id: h for h in hits if h.sampled and h.call_id == pool.sessions[h.session_id].head_call_id}
+    found = [s for i, h in heads.items() if _opens_alike(request, s := pool.sessions[i], h.length)]
+    if not found:
+        return None
+    if len({s.trajectory_id for s in found}) > 1:
+        marks = [newest(s) for s in found]
+        return undecided(pool, request, Why(Rung.QUOTE, 0.5, {"told": "again"}), marks)
+    session = max(found, key=lambda s: s.position)
+    score = 0.9 if request.call.trajectory_id is not None else 0.8
+    return inside(request, session, session.head_call_id, Why(Rung.QUOTE, score, {"told": "again"}))
+
+
+def _opens_alike(request: Request, session: Session, more: int) -> bool:
+    """Whether a request of the same agent opens as a session did, and has at least so many words more."""
+    first = words(session.first_user)
+    if len(request.told) < len(first) + more or not request.same_agent(session.system, session.tools):
+        return False
+    if len(first) >= MIN_TOLD and first[:BEGIN] == words(request.first_user[: 40 * BEGIN])[:BEGIN]:
+        return True
+    return session.ended is None and len(set(first).intersection(request.told)) >= NEARLY * len(set(first))
+
+
 def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
     """The request offers no tools and quotes one session's history, extending none: it serves that session."""
     if request.tools:
         return None
     quoted, named = _by_agent(pool, *_quoted(pool, request, hits))
+    if not named and not any(h.sampled for h in hits):
+        return None  # what a user says twice may be another attempt
     if mine := [s for s in quoted if claimed(request, pool.sessions[s])]:
         quoted = Counter({s: quoted[s] for s in mine})
     most = max(quoted.values(), default=0)
@@ -212,7 +251,7 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
     kind = kind or ("summary" if request.asks_for_summary else "side")
     if len({s.trajectory_id for s in best}) > 1:
-        marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
+        marks = [newest(s) for s in best]
         return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
     session = best[-1]
     others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
@@ -220,6 +259,9 @@ def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     score = 0.95 if sure else 0.7 if most < 2 else 0.75 if others or most < MIN_QUOTES else UNANCHORED
     rounds = {h.call_id for h in hits if h.session_id == session.session_id and h.sampled}
     why = Why(Rung.QUOTE, score, {"quotes": most, "rounds": len(rounds)}, others[:8])
+    if kind == "side" and not _serves(request, session):
+        parent = newest(session)
+        return opening(pool, request, SessionKind.HANDOFF, parent, replace(why, score=min(score, 0.8)))
     return inside(request, session, session.head_call_id, why, auxiliary=kind)
 
 
@@ -240,9 +282,7 @@ def _by_agent(pool: Pool, quoted: Counter[str], named: set[str]) -> tuple[Counte
 
 def _surely_asks(request: Request) -> bool:
     surely = request.harnesses.surely_asks_for_summary
-    if surely(request.newest_asked) or surely(request.system_text):
-        return True
-    return bool(request.system_text) and request.asks_for_summary
+    return surely(request.newest_asked) or surely(request.system_text)
 
 
 def _stray(pool: Pool, request: Request) -> Placement | None:
@@ -258,21 +298,30 @@ def _stray(pool: Pool, request: Request) -> Placement | None:
 
 
 def _carries(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
-    """The user is made to say the whole newest reply of a session: what it wrote down is where this one begins."""
-    if not request.fresh:
+    """The whole newest reply of a session stands in a new history: what it wrote down is where this one begins."""
+    said = {h.session_id: h for h in hits if h.sampled and not isinstance(h, Argument)}
+    found = [h for h in said.values() if _whole_reply(request, pool.sessions[h.session_id])]
+    if len({pool.sessions[h.session_id].trajectory_id for h in found}) != 1:
         return None
-    heads = {h.session_id: pool.sessions[h.session_id] for h in hits if h.sampled and not isinstance(h, Argument)}
-    found = [s for s in heads.values() if _whole_reply(request, s)]
-    if len({s.trajectory_id for s in found}) != 1:
-        return None
-    session = found[-1]
-    if not request.tools:
+    session = pool.sessions[found[-1].session_id]
+    if not request.tools and request.asks_for_summary:
         why = Why(Rung.QUOTE, 0.75, {"reply": "whole"})
-        tag = "summary" if request.asks_for_summary else "side"
-        return inside(request, session, session.head_call_id, why, auxiliary=tag)
+        return inside(request, session, session.head_call_id, why, auxiliary="summary")
     kind = SessionKind.COMPACTION if request.same_agent(session.system, session.tools) else SessionKind.HANDOFF
-    parent = Mark(session.session_id, session.head_call_id or "")
+    parent = Mark(session.session_id, session.head_call_id or found[-1].call_id)
+    if _serves(request, session):  # unless its words come back: then it was an agent
+        placed = opening(pool, request, SessionKind.HANDOFF, parent, Why(Rung.QUOTE, 0.75, {"reply": "whole"}))
+        return replace(placed, auxiliary="side")
     return opening(pool, request, kind, parent, Why(Rung.QUOTE, 0.8, {"reply": "whole"}))
+
+
+def _serves(request: Request, session: Session) -> bool:
+    """Whether a request that quotes a session, but does not go on from it, seems to be the framework's: it offers no
+    tools where the session has some; or where that says nothing, it is answered in a few words or in JSON."""
+    if request.tools or not request.fresh:
+        return False
+    texts = [canonical.text_of(choice.message.get("content")).strip() for choice in request.call.choices]
+    return bool(session.tools) or all(len(text) < BRIEF or text[:1] in "{[" for text in texts)
 
 
 def _whole_reply(request: Request, session: Session) -> bool:

@@ -1,28 +1,47 @@
 """What is noted of a call once it is placed, so that later requests find it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import Item, words
-from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, opening_key, reply_key
+from mosaic.lineage.continuing import MIN_TEXT, QUOTE, end_key, gap_key, id_key, opening_key, reply_key, terse_key
 from mosaic.lineage.model import Placement, Rung
 from mosaic.lineage.opening import argument_key, task_key
 from mosaic.lineage.request import Reply, Request, contains
-from mosaic.lineage.state import MAX_OPEN, Argument, End, Mark, Mention, OpenCall, Pool, Sent, Session, Summary, Written
+from mosaic.lineage.state import (
+    MAX_OPEN,
+    Argument,
+    End,
+    Mark,
+    Mention,
+    OpenCall,
+    Pool,
+    Said,
+    Sent,
+    Session,
+    Summary,
+    Written,
+)
 from mosaic.records import SessionKind
 
 MAX_ARGUMENT = 4000
 """Characters of a tool argument that are remembered."""
 MIN_ARGUMENT = 8
 """Shortest tool argument that counts."""
-QUOTE = 240
-"""Characters of a text by which a quote of it is recognised."""
 MAX_SUMMARIES = 32
 """Summaries of one session that are remembered."""
 MAX_SUMMARY = 40_000
 """Characters of a summary that are remembered."""
+MIN_TOLD = 60
+"""Shortest argument, in characters, by which an agent may hand over what it knows."""
+MAX_DEPTH = 3
+"""Tags inside tags in which a summary is looked for."""
+MAX_SPOKEN = 8
+"""Texts of one reply without tool calls that may be arguments of calls that it makes in text."""
+_SPOKEN = re.compile(r'"((?:[^"\\]|\\.){30,})"|<([A-Za-z_][\w-]*)>([^<>]{30,})</\2>')
 _TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>(.*?)</\1>", re.DOTALL)
 
 
@@ -51,6 +70,8 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
         _note_quotes(pool, session, call.call_id, told, sampled=False)
     else:
         session.served.add(placement.auxiliary)
+        if placement.opened is not None and placement.opened.kind is SessionKind.HANDOFF:
+            pool.sessions[placement.opened.parent_session_id or ""].children.append(session.session_id)
     if placement.opened is not None and placement.opened.kind is SessionKind.COMPACTION:
         for tool_call_id in request.ids:  # what was kept of the session before is this one's from now on
             pool.put(id_key(tool_call_id), Mark(session.session_id, call.call_id))
@@ -80,37 +101,62 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     pool.put(end_key(reply.end), End(session.session_id, call_id, auxiliary))
     calls = [i for i in said if i.role == "call"]
     for item in calls:
-        _note_call(pool, session, call_id, item)
+        _note_call(pool, session, call_id, item, request.harnesses.hands_over)
     text = " ".join(i.text for i in said if i.role == "assistant")
     if len(text) >= MIN_TEXT:
         pool.put(reply_key(text), Mark(session.session_id, call_id))
-    if auxiliary is None and session.head_call_id == call_id:
+    elif text and not calls:
+        pool.put(terse_key(request.chain, request.items, text), Mark(session.session_id, call_id))
+    if text and not calls and not request.tools:
+        _note_spoken(pool, session, call_id, text)
+    if session.head_call_id in (call_id, None):
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
+    if auxiliary is None and session.head_call_id == call_id:
         _note_quotes(pool, session, call_id, [i for i in said if i.role == "assistant"], sampled=True)
     elif auxiliary in ("summary", "side") and text and not calls:
         part = placement.why.rung is Rung.QUOTE and _tells_a_part(request, session, placement.why.evidence)
         text = canonical.text_of(request.call.choices[0].message.get("content"))[:MAX_SUMMARY]
-        summary = Summary(call_id, (), placement.parent_call_id, placement.why.score, part)
+        summary = Summary(
+            call_id, (), placement.parent_call_id, placement.why.score, part, asked=auxiliary == "summary"
+        )
         _note_summary(pool, session, summary, text)
 
 
-def _note_call(pool: Pool, session: Session, call_id: str, item: Item) -> None:
+def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_over: Callable[[str], bool]) -> None:
     if item.tool_call_id is None:
         return
     pool.put(id_key(item.tool_call_id), Mark(session.session_id, call_id))
     opened = OpenCall(session.session_id, call_id, item.tool_call_id, item.name)
-    session.calls[item.tool_call_id] = opened
+    _open(session, opened)
+    for name, text in item.strings:
+        if len(text) >= MIN_ARGUMENT:
+            _note_argument(pool, session, opened, name, text)
+    text = max((text for _, text in item.strings), key=len, default="")
+    if len(text) >= MIN_TOLD and hands_over(item.name):
+        _note_summary(pool, session, Summary(call_id, (), None, 1.0, part=False, asked=False), text)
+
+
+def _note_spoken(pool: Pool, session: Session, call_id: str, text: str) -> None:
+    """Note what a reply without tool calls puts in quotes or tags: calls may be made in text."""
+    for number, found in enumerate(islice(_SPOKEN.finditer(text[:MAX_SUMMARY]), MAX_SPOKEN)):
+        spoken = OpenCall(session.session_id, call_id, f"{call_id}#{number}", "")
+        _open(session, spoken)
+        _note_argument(pool, session, spoken, found[2] or "", found[1] or found[3])
+
+
+def _open(session: Session, call: OpenCall) -> None:
+    session.calls[call.tool_call_id] = call
     if len(session.calls) > MAX_OPEN:
         del session.calls[next(iter(session.calls))]
-    for name, text in item.strings:
-        if len(text) < MIN_ARGUMENT:
-            continue
-        found = words(text[:MAX_ARGUMENT])
-        length, digest = phrases.measure(found)
-        for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=True)]:
-            values = (session.session_id, call_id, length, digest, back, True)
-            pool.put(key, Argument(*values, call=opened, name=name, text=text[:MAX_ARGUMENT]))
+
+
+def _note_argument(pool: Pool, session: Session, call: OpenCall, name: str, text: str) -> None:
+    found = words(text[:MAX_ARGUMENT])
+    length, digest = phrases.measure(found)
+    for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=True)]:
+        values = (session.session_id, call.call_id, length, digest, back, True)
+        pool.put(key, Argument(*values, call=call, name=name, text=text[:MAX_ARGUMENT]))
 
 
 def _note_quotes(pool: Pool, session: Session, call_id: str, said: list[Item], *, sampled: bool) -> None:
@@ -120,7 +166,8 @@ def _note_quotes(pool: Pool, session: Session, call_id: str, said: list[Item], *
             found = found[:-1]  # may be cut
         length, digest = phrases.measure(found)
         for key, back in phrases.keys(found):
-            pool.put(key, Mention(session.session_id, call_id, length, digest, back, sampled))
+            values = (session.session_id, call_id, length, digest, back, sampled)
+            pool.put(key, Said(*values, opening=phrases.opening(found)) if sampled else Mention(*values))
 
 
 def _tells_a_part(request: Request, session: Session, evidence: Mapping[str, Any]) -> bool:
@@ -131,9 +178,16 @@ def _tells_a_part(request: Request, session: Session, evidence: Mapping[str, Any
     return 2 * int(evidence.get("rounds", 0)) < rounds and not contains(request.told, " ".join(task))
 
 
+def _cores(text: str, depth: int = 0) -> Iterator[str]:
+    """A text and what stands inside its tags, and inside theirs."""
+    yield text
+    if depth < MAX_DEPTH:
+        for _, inner in _TAGGED.findall(text):
+            yield from _cores(inner, depth + 1)
+
+
 def _note_summary(pool: Pool, session: Session, summary: Summary, text: str) -> None:
-    texts = [text, *(inner for _, inner in _TAGGED.findall(text))]
-    cores = [found for found in map(words, texts) if len(found) >= phrases.SHORT]
+    cores = [found for found in map(words, _cores(text)) if len(found) >= phrases.SHORT]
     summary.cores = tuple(" ".join(found) for found in cores)
     session.summaries.append(summary)
     if len(session.summaries) > MAX_SUMMARIES:

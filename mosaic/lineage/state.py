@@ -62,10 +62,19 @@ class Mention(Mark):
 
 
 @dataclass(slots=True)
+class Said(Mention):
+    """A text that the policy said."""
+
+    opening: int
+    """Hash of its first words, by which it is told from others that begin alike when its end was changed."""
+
+
+@dataclass(slots=True)
 class OpenCall(Mark):
     """A tool call of the policy: the origin of a subagent, maybe."""
 
     tool_call_id: str
+    """Of a call that was made in text, one of ours."""
     tool: str
     closed: bool = False
     """True once its result came back; that of a background task comes before the task begins."""
@@ -90,7 +99,7 @@ class Written(Mention):
 
 @dataclass(slots=True)
 class Summary:
-    """A summary that was asked for."""
+    """What was written beside the conversation, and may be a summary of it."""
 
     call_id: str
     cores: tuple[str, ...]
@@ -101,6 +110,8 @@ class Summary:
     """How sure it is that the call that wrote it belongs to the session."""
     part: bool
     """True when it tells only a part of its session, such as one tool call."""
+    asked: bool
+    """True when a summary was asked for; else what was written may be anything."""
     used: bool = False
 
 
