@@ -52,9 +52,16 @@ def heard(pool: Pool, request: Request, session: Session) -> tuple[str, ...]:
         said = [canonical.words(text) for text in last_of(pool, child).last_said]
         if any(s == t or (len(s) >= WHOLE and contains(t, " ".join(s))) for s in said for t in told):
             session.children.remove(child.session_id)
-            calls = dict.fromkeys(m.call_id for m in child.marks if isinstance(m, End) and m.auxiliary is not None)
-            taken += [call_id for call_id in calls if take_back(child, call_id)]
+            taken += obeyed(child)
     return tuple(taken)
+
+
+def obeyed(session: Session | None) -> tuple[str, ...]:
+    """The calls of an agent taken for the framework's, from which another session of the task has opened."""
+    if session is None or session.head_call_id is not None or session.link.kind is not SessionKind.HANDOFF:
+        return ()
+    calls = dict.fromkeys(m.call_id for m in session.marks if isinstance(m, End) and m.auxiliary is not None)
+    return tuple(call_id for call_id in calls if take_back(session, call_id))
 
 
 def take_back(session: Session, call_id: str) -> bool:

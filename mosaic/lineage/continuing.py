@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from mosaic.capture import CallStatus
 from mosaic.lineage import canonical, phrases
-from mosaic.lineage.canonical import Item
 from mosaic.lineage.model import Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, undecided
 from mosaic.lineage.request import Request
@@ -22,6 +21,11 @@ LOOK_BACK = 3
 NEWEST_IDS = 8
 """Newest tool-call ids by which it is told whether a history is tied to a trajectory."""
 _ID = re.compile(r"[\w.:-]{6,}")
+
+
+def argument_key(text: str) -> int:
+    """Where the tool calls are found that had exactly this argument."""
+    return hash(("argument", text))
 
 
 def end_key(chain: int) -> int:
@@ -47,12 +51,6 @@ def opening_key(chain: int) -> int:
 def reply_key(text: str) -> int:
     """Where the calls are found that said a text."""
     return hash(("reply", text))
-
-
-def terse_key(chain: Sequence[int], items: Sequence[Item], text: str) -> int:
-    """Where the calls are found that gave a short answer, whatever the newest message was: it may change later."""
-    before = chain[len(items) - 2] if len(items) > 1 else 0
-    return hash(("terse", before, len(items), text))
 
 
 def retry(pool: Pool, request: Request) -> Placement | None:
@@ -222,29 +220,21 @@ def echo(pool: Pool, request: Request) -> Placement | None:
 
 
 def _altered(pool: Pool, request: Request) -> Placement | None:
-    """Texts that we emitted and that were cut, or had a tool's result added: they begin as they did."""
+    """Texts that we emitted and that were cut, or had a tool's result added: they begin as they did. Or what was an
+    argument of a call stands there as what the agent said."""
     said = [m for m in request.call.messages if m.get("role") == "assistant"][-LOOK_BACK:]
     for message in reversed(said):
-        text = canonical.words(canonical.text_of(message.get("content"))[:QUOTE])
-        found = [m for m in phrases.beginning(pool, text) if same_agent(request, pool.sessions[m.session_id])]
+        text = canonical.text_of(message.get("content"))
+        marks = phrases.beginning(pool, canonical.words(text[:QUOTE])) or pool.find(
+            argument_key(canonical.collapse(text))
+        )
+        found = [m for m in marks if same_agent(request, pool.sessions[m.session_id])]
         alike = [m for m in found if pool.sessions[m.session_id].first_item == request.first_item] or found
         if len({pool.sessions[m.session_id].trajectory_id for m in alike}) > 1:
             return undecided(pool, request, Why(Rung.ECHO, 0.5, {"echo": "text"}), alike)
         if alike:
             return _edited(pool, request, alike[-1], {"echo": "text", "altered": True})
-    return _terse(pool, request)
-
-
-def _terse(pool: Pool, request: Request) -> Placement | None:
-    """The newest answer is short, and the message before it has changed since."""
-    last = max((k for k, item in enumerate(request.items) if item.role == "assistant"), default=0)
-    if last == 0:
-        return None
-    found = pool.find(terse_key(request.chain, request.items[:last], request.items[last].text))
-    found = [m for m in found if same_agent(request, pool.sessions[m.session_id])]
-    if len({pool.sessions[m.session_id].trajectory_id for m in found}) > 1:
-        return undecided(pool, request, Why(Rung.ECHO, 0.5, {"echo": "text"}), found)
-    return _edited(pool, request, found[-1], {"echo": "text", "terse": True}) if found else None
+    return None
 
 
 def _edited(pool: Pool, request: Request, emitter: Mark, evidence: dict[str, object]) -> Placement:

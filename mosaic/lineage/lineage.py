@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from mosaic.capture import CapturedCall
-from mosaic.lineage.confirming import confirm, heard, take_back
+from mosaic.lineage.confirming import confirm, heard, obeyed, take_back
 from mosaic.lineage.continuing import echo, extension, late, retry
 from mosaic.lineage.ending import endings, rolled_over
 from mosaic.lineage.harness import Harness, Harnesses
@@ -150,10 +150,11 @@ def pool_key(call: CapturedCall) -> str:
 
 
 def _told(pool: Pool, request: Request, session: Session, placement: Placement) -> Placement:
-    """The same with what it tells of the session's children."""
+    """The same with what it tells of the session's parent and children."""
     if placement.opened is None and session.calls:
         placement = replace(placement, relinked=confirm(pool, request, session))
-    taken = (*placement.why.evidence.get("confirms", ()), *heard(pool, request, session))
+    above = pool.sessions.get((placement.opened and placement.opened.parent_session_id) or "")
+    taken = (*placement.why.evidence.get("confirms", ()), *heard(pool, request, session), *obeyed(above))
     if not taken:
         return placement
     why = replace(placement.why, evidence={**placement.why.evidence, "confirms": taken})

@@ -7,11 +7,11 @@ from itertools import islice
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import words
 from mosaic.lineage.confirming import last_of
-from mosaic.lineage.continuing import claimed, compacts, id_key, same_agent
+from mosaic.lineage.continuing import argument_key, claimed, compacts, id_key, same_agent
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session, Written
+from mosaic.lineage.state import IN_TEXT, MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session, Written
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
@@ -22,6 +22,8 @@ MAX_PENDING = 4000
 """Words of an auxiliary call that are remembered while its session is not there."""
 NEARLY = 0.8
 """Share of the most quotes from which another attempt may be meant as well."""
+SAME_FORM = 0.85
+"""Share of the words of system texts in common from which an agent asks in the same form as it did."""
 BRIEF = 160
 """Characters of an answer below which it may be a verdict."""
 BEGIN = 8
@@ -30,11 +32,6 @@ MIN_TOLD = 4
 """Fewest words of an opening by which it is known again."""
 LONG = 12
 """Words from which an argument inside a longer prompt is evidence enough."""
-
-
-def argument_key(text: str) -> int:
-    """Where the tool calls are found that had exactly this argument."""
-    return hash(("argument", text))
 
 
 def task_key(text: str) -> int:
@@ -194,7 +191,9 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
 def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[str], set[str]]:
     """Session -> how much of it the request quotes; and those of which it quotes tool-call ids."""
     quoted: Counter[str] = Counter()
-    for session_id, _ in dict.fromkeys((h.session_id, h.digest) for h in hits):
+    # A call in text is a part of a reply, which counts by itself.
+    whole = [h for h in hits if not (isinstance(h, Argument) and h.call.tool == IN_TEXT)]
+    for session_id, _ in dict.fromkeys((h.session_id, h.digest) for h in whole):
         quoted[session_id] += 1
     named: set[str] = set()
     texts = [i.text for i in request.items if i.role == "user"]
@@ -226,7 +225,8 @@ def _told_again(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
 def _opens_alike(request: Request, session: Session, more: int) -> bool:
     """Whether a request of the same agent opens as a session did, and has at least so many words more."""
     first = words(session.first_user)
-    if len(request.told) < len(first) + more or not request.same_agent(session.system, session.tools):
+    same = request.same_agent(session.system, session.tools) and request.same_system(session.system, SAME_FORM)
+    if not same or len(request.told) < len(first) + more:
         return False
     if len(first) >= MIN_TOLD and first[:BEGIN] == words(request.first_user[: 40 * BEGIN])[:BEGIN]:
         return True

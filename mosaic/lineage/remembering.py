@@ -7,11 +7,12 @@ from typing import Any
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import Item, words
-from mosaic.lineage.continuing import MIN_TEXT, QUOTE, end_key, gap_key, id_key, opening_key, reply_key, terse_key
+from mosaic.lineage.continuing import MIN_TEXT, QUOTE, argument_key, end_key, gap_key, id_key, opening_key, reply_key
 from mosaic.lineage.model import Placement, Rung
-from mosaic.lineage.opening import argument_key, task_key
+from mosaic.lineage.opening import task_key
 from mosaic.lineage.request import Reply, Request, contains
 from mosaic.lineage.state import (
+    IN_TEXT,
     MAX_OPEN,
     Argument,
     End,
@@ -39,9 +40,14 @@ MIN_TOLD = 60
 """Shortest argument, in characters, by which an agent may hand over what it knows."""
 MAX_DEPTH = 3
 """Tags inside tags in which a summary is looked for."""
+MIN_SPOKEN = 30
+"""Shortest such text, in characters."""
+MAX_LINES = 2
+"""Lines of one reply that are remembered so: the first that are long enough."""
 MAX_SPOKEN = 8
 """Texts of one reply without tool calls that may be arguments of calls that it makes in text."""
-_SPOKEN = re.compile(r'"((?:[^"\\]|\\.){30,})"|<([A-Za-z_][\w-]*)>([^<>]{30,})</\2>')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.){30,})"')
+_ENCLOSED = re.compile(r"<([A-Za-z_][\w-]*)>([^<>]{30,})</\1>")
 _TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>(.*?)</\1>", re.DOTALL)
 
 
@@ -105,10 +111,8 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     text = " ".join(i.text for i in said if i.role == "assistant")
     if len(text) >= MIN_TEXT:
         pool.put(reply_key(text), Mark(session.session_id, call_id))
-    elif text and not calls:
-        pool.put(terse_key(request.chain, request.items, text), Mark(session.session_id, call_id))
     if text and not calls and not request.tools:
-        _note_spoken(pool, session, call_id, text)
+        _note_spoken(pool, session, call_id, canonical.text_of(request.call.choices[0].message.get("content")))
     if session.head_call_id in (call_id, None):
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
@@ -138,11 +142,16 @@ def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_ove
 
 
 def _note_spoken(pool: Pool, session: Session, call_id: str, text: str) -> None:
-    """Note what a reply without tool calls puts in quotes or tags: calls may be made in text."""
-    for number, found in enumerate(islice(_SPOKEN.finditer(text[:MAX_SUMMARY]), MAX_SPOKEN)):
-        spoken = OpenCall(session.session_id, call_id, f"{call_id}#{number}", "")
-        _open(session, spoken)
-        _note_argument(pool, session, spoken, found[2] or "", found[1] or found[3])
+    """Note what a reply without tool calls puts in quotes, tags or lines of its own: calls may be made in text."""
+    text = text[:MAX_SUMMARY]
+    texts = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
+    texts += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
+    if "\n" in text:
+        texts += islice((line for line in text.splitlines() if len(line) >= MIN_SPOKEN), MAX_LINES)
+    for number, spoken in enumerate(dict.fromkeys(texts)):
+        call = OpenCall(session.session_id, call_id, f"{call_id}#{number}", IN_TEXT)
+        _open(session, call)
+        _note_argument(pool, session, call, "", canonical.collapse(spoken))
 
 
 def _open(session: Session, call: OpenCall) -> None:

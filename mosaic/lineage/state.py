@@ -16,6 +16,8 @@ MAX_MARKS = 4096
 """Marks of one session; the oldest are forgotten beyond."""
 MAX_ALIKE = 64
 """Marks under one key, and sessions of one claim: the newest of those that say the same."""
+IN_TEXT = ""
+"""The tool of a call that was made in text."""
 MAX_OPEN = 64
 """Tool calls of one session that may still be the origin of a subagent."""
 
