@@ -42,6 +42,7 @@ HARNESS = Harness(
             rf".{{0,40}}\btitle\b.{{0,40}}\b(?:{_NOUN}|messages?|following content)\b",
         ),
         "commit message": (r"^\W*(?:you are .{0,80})?(?:generate|write|create)s?\b.{0,60}\bcommit messages?\b",),
+        "safety": (r"\bcheck if there is unsafe content in\b",),
         "quota": (r"^\W*(?:quota|ping)\W*$",),
         "warm-up": (r"^\W*warm-?up\W*$",),
     },

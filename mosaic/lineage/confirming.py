@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mosaic.lineage import canonical
+from mosaic.lineage import canonical, phrases
 from mosaic.lineage.continuing import reply_key
 from mosaic.lineage.model import Link, Rung
 from mosaic.lineage.request import Request, contains
@@ -50,10 +50,17 @@ def heard(pool: Pool, request: Request, session: Session) -> tuple[str, ...]:
     taken: list[str] = []
     for child in tagged:
         said = [canonical.words(text) for text in last_of(pool, child).last_said]
-        if any(s == t or (len(s) >= WHOLE and contains(t, " ".join(s))) for s in said for t in told):
+        if any(_reports(s, t) for s in said for t in told):
             session.children.remove(child.session_id)
             taken += obeyed(child)
     return tuple(taken)
+
+
+def _reports(said: list[str], told: list[str]) -> bool:
+    """Whether a text is an agent's words, or holds them where they are too many to be another's."""
+    if len(said) < WHOLE:
+        return len(said) >= phrases.SHORT and said == told
+    return contains(told, " ".join(said))
 
 
 def obeyed(session: Session | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from mosaic.lineage.continuing import argument_key, claimed, compacts, id_key, s
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import IN_TEXT, MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session, Written
+from mosaic.lineage.state import IN_TEXT, MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Said, Session, Written
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
@@ -191,9 +191,8 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
 def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[str], set[str]]:
     """Session -> how much of it the request quotes; and those of which it quotes tool-call ids."""
     quoted: Counter[str] = Counter()
-    # A call in text is a part of a reply, which counts by itself.
-    whole = [h for h in hits if not (isinstance(h, Argument) and h.call.tool == IN_TEXT)]
-    for session_id, _ in dict.fromkeys((h.session_id, h.digest) for h in whole):
+    whole = {h.call_id for h in hits if isinstance(h, Said)}
+    for session_id, _ in dict.fromkeys(_told_of(h) for h in hits if h.call_id not in whole or not _in_text(h)):
         quoted[session_id] += 1
     named: set[str] = set()
     texts = [i.text for i in request.items if i.role == "user"]
@@ -228,9 +227,20 @@ def _opens_alike(request: Request, session: Session, more: int) -> bool:
     same = request.same_agent(session.system, session.tools) and request.same_system(session.system, SAME_FORM)
     if not same or len(request.told) < len(first) + more:
         return False
+    if any(len(words(said)) >= phrases.SHORT and contains(first, said) for said in session.last_said):
+        return False  # what its prompt held before is an example
     if len(first) >= MIN_TOLD and first[:BEGIN] == words(request.first_user[: 40 * BEGIN])[:BEGIN]:
         return True
     return session.ended is None and len(set(first).intersection(request.told)) >= NEARLY * len(set(first))
+
+
+def _told_of(mark: Mention) -> tuple[str, int | str]:
+    """(Session, what is quoted of it): the parts of one reply are one text."""
+    return mark.session_id, mark.call_id if _in_text(mark) else mark.digest
+
+
+def _in_text(mark: Mention) -> bool:
+    return isinstance(mark, Argument) and mark.call.tool == IN_TEXT
 
 
 def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:

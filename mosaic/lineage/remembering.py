@@ -112,7 +112,7 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     if len(text) >= MIN_TEXT:
         pool.put(reply_key(text), Mark(session.session_id, call_id))
     if text and not calls and not request.tools:
-        _note_spoken(pool, session, call_id, canonical.text_of(request.call.choices[0].message.get("content")))
+        _note_spoken(pool, request, session, canonical.text_of(request.call.choices[0].message.get("content")))
     if session.head_call_id in (call_id, None):
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
@@ -141,17 +141,19 @@ def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_ove
         _note_summary(pool, session, Summary(call_id, (), None, 1.0, part=False, asked=False), text)
 
 
-def _note_spoken(pool: Pool, session: Session, call_id: str, text: str) -> None:
+def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> None:
     """Note what a reply without tool calls puts in quotes, tags or lines of its own: calls may be made in text."""
     text = text[:MAX_SUMMARY]
     texts = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
     texts += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
     if "\n" in text:
         texts += islice((line for line in text.splitlines() if len(line) >= MIN_SPOKEN), MAX_LINES)
-    for number, spoken in enumerate(dict.fromkeys(texts)):
-        call = OpenCall(session.session_id, call_id, f"{call_id}#{number}", IN_TEXT)
+    for number, spoken in enumerate(dict.fromkeys(map(canonical.collapse, texts))):
+        if any(spoken in item.text for item in request.items):
+            continue  # quoted from what it was told
+        call = OpenCall(session.session_id, request.call.call_id, f"{request.call.call_id}#{number}", IN_TEXT)
         _open(session, call)
-        _note_argument(pool, session, call, "", canonical.collapse(spoken))
+        _note_argument(pool, session, call, "", spoken)
 
 
 def _open(session: Session, call: OpenCall) -> None:
