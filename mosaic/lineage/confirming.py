@@ -12,8 +12,6 @@ from mosaic.records import SessionKind
 
 MIN_SAID = 8
 """Shortest text, in characters, that is recognised inside a longer one."""
-WHOLE = 12
-"""Words from which a text is an agent's report also with others around it."""
 MAX_TOLD = 32
 """Newest user texts of a request that are looked at for notifications."""
 MAX_SUCCESSORS = 100
@@ -58,7 +56,7 @@ def heard(pool: Pool, request: Request, session: Session) -> tuple[str, ...]:
 
 def _reports(said: list[str], told: list[str]) -> bool:
     """Whether a text is an agent's words, or holds them where they are too many to be another's."""
-    if len(said) < WHOLE:
+    if len(said) < phrases.LONG:
         return len(said) >= phrases.SHORT and said == told
     return contains(told, " ".join(said))
 

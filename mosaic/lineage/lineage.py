@@ -19,8 +19,9 @@ from mosaic.lineage.continuing import echo, extension, late, retry
 from mosaic.lineage.ending import endings, rolled_over
 from mosaic.lineage.harness import Harness, Harnesses
 from mosaic.lineage.model import Link, Placement, Rung
-from mosaic.lineage.opening import MAX_PENDING, claim, opened
+from mosaic.lineage.opening import claim, opened
 from mosaic.lineage.placing import state_of
+from mosaic.lineage.quoting import await_session
 from mosaic.lineage.remembering import remember
 from mosaic.lineage.request import Request
 from mosaic.lineage.state import Pool, Session
@@ -103,8 +104,7 @@ class Lineage:
         session = pool.sessions[placement.session_id]
         root = placement.opened is not None and placement.opened.kind is SessionKind.ROOT
         if placement.auxiliary is not None and session.head_call_id is None and root:
-            session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
-            pool.pending[session.session_id] = None
+            await_session(pool, request, session.session_id)
         if placement.opened is None and placement.auxiliary is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
         for call_id in placement.confirmed:

@@ -10,8 +10,8 @@ from mosaic.lineage.state import Mention, Pool, Said
 
 ANCHOR = 6
 """Words by which a text is found."""
-OPENING = 12
-"""Words by which texts are told apart that begin alike."""
+LONG = 12
+"""Words that are hardly another's by chance, whatever stands around them."""
 SHORT = 3
 """Words by which a text is found that has less than `ANCHOR`; one with fewer still is not found."""
 
@@ -32,7 +32,7 @@ def keys(words: Sequence[str], *, also_by_end: bool = False) -> Iterator[tuple[i
 
 def opening(words: Sequence[str]) -> int:
     """Digest of the words that a text begins with."""
-    return hash(" ".join(words[:OPENING]))
+    return hash(" ".join(words[:LONG]))
 
 
 def beginning(pool: Pool, text: Sequence[str]) -> list[Said]:
