@@ -52,10 +52,8 @@ def _opens_alike(request: Request, session: Session, more: int) -> bool:
     """Whether a request of the same agent opens as a session did, and has at least so many words more."""
     first = words(session.first_user)
     same = request.same_agent(session.system, session.tools) and request.same_system(session.system, SAME_FORM)
-    if not same or len(request.told) < len(first) + more:
+    if not same or _repeats(session) or len(request.told) < len(first) + more:
         return False
-    if any(len(words(said)) >= phrases.SHORT and contains(first, said) for said in session.last_said):
-        return False  # what its prompt held before is an example
     if len(first) >= MIN_TOLD and first[:BEGIN] == words(request.first_user[: 40 * BEGIN])[:BEGIN]:
         return True
     return session.ended is None and len(set(first).intersection(request.told)) >= NEARLY * len(set(first))
@@ -153,9 +151,15 @@ def carries(pool: Pool, request: Request, hits: list[Mention]) -> Placement | No
 
 def _whole_reply(request: Request, session: Session) -> bool:
     said = session.last_said[0] if len(session.last_said) == 1 else ""
-    if session.ended is None or not contains(request.told, said):
+    if session.ended is None or _repeats(session) or not contains(request.told, said):
         return False
     return len(words(said)) >= phrases.LONG or contains(request.told, session.first_user)
+
+
+def _repeats(session: Session) -> bool:
+    """Whether its newest reply stands in its own opening, as an example may: others are told it too."""
+    first = words(session.first_user)
+    return any(len(words(said)) >= phrases.SHORT and contains(first, said) for said in session.last_said)
 
 
 def recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:

@@ -46,6 +46,7 @@ MAX_LINES = 2
 """Lines of one reply that are remembered so: the first that are long enough."""
 MAX_SPOKEN = 8
 """Texts of one reply without tool calls that may be arguments of calls that it makes in text."""
+_EDGES = re.compile(r"^\W+|\W+$")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.){30,})"')
 _ENCLOSED = re.compile(r"<([A-Za-z_][\w-]*)>([^<>]{30,})</\1>")
 _TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>(.*?)</\1>", re.DOTALL)
@@ -149,7 +150,8 @@ def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> N
     if "\n" in text:
         texts += islice((line for line in text.splitlines() if len(line) >= MIN_SPOKEN), MAX_LINES)
     for number, spoken in enumerate(dict.fromkeys(map(canonical.collapse, texts))):
-        if any(spoken in item.text for item in request.items):
+        bare = _EDGES.sub("", spoken)
+        if any(bare in item.text for item in request.items):
             continue  # quoted from what it was told
         call = OpenCall(session.session_id, request.call.call_id, f"{request.call.call_id}#{number}", IN_TEXT)
         _open(session, call)
