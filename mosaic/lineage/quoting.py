@@ -63,9 +63,9 @@ def transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
     """The request offers no tools and quotes one session's history, extending none: it serves that session."""
     if request.tools:
         return None
-    quoted, named = _by_agent(pool, *_quoted(pool, request, hits))
-    if not named and not any(h.sampled for h in hits):
-        return None  # what a user says twice may be another attempt
+    quoted, named = _quoted(pool, request, hits)
+    # What only a user or a tool said may have been said to another.
+    quoted, named = _by_agent(pool, quoted, named, {h.session_id for h in hits if h.sampled} | named)
     if mine := [s for s in quoted if claimed(request, pool.sessions[s])]:
         quoted = Counter({s: quoted[s] for s in mine})
     most = max(quoted.values(), default=0)
@@ -116,14 +116,15 @@ def _in_text(mark: Mention) -> bool:
     return isinstance(mark, Argument) and mark.call.tool == IN_TEXT
 
 
-def _by_agent(pool: Pool, quoted: Counter[str], named: set[str]) -> tuple[Counter[str], set[str]]:
-    """The same with what is quoted of an agent's sessions before and after compactions put under the newest of them."""
+def _by_agent(pool: Pool, quoted: Counter[str], named: set[str], spoken: set[str]) -> tuple[Counter[str], set[str]]:
+    """The same with what is quoted of an agent's sessions before and after compactions put under the newest of them;
+    without agents of whom nothing is quoted that they said."""
     groups: dict[str, list[str]] = {}
     for session_id in quoted:
         groups.setdefault(last_of(pool, pool.sessions[session_id]).session_id, []).append(session_id)
     merged: Counter[str] = Counter()
     merged_named: set[str] = set()
-    for members in groups.values():
+    for members in (found for found in groups.values() if not spoken.isdisjoint(found)):
         newest = max(members, key=lambda session_id: pool.sessions[session_id].position)
         merged[newest] = sum(quoted[session_id] for session_id in members)
         if not named.isdisjoint(members):
