@@ -28,10 +28,10 @@ HARNESS = Harness(
     summary=(
         rf"\b(?:summari[sz]e|condense|compact|recap)\b.{{0,60}}\b{_NOUN}\b",
         r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",
-        rf"\b(?:{_WRITE})\b.{{0,80}}\bsummary of\b.{{0,40}}\b{_NOUN}\b",
+        rf"(?<!\bis )(?<!\bis a )(?<!\bis the )\bsummary of\b.{{0,40}}\b{_NOUN}\b",
         r"\bsummari[sz]\w+ (?:(?:of|the|this|these|following|above|entire) )*"
         r"(?:text|messages?|dialog(?:ue)?|transcript)\b",
-        r"\b(?:extend|update|refine|expand)\b.{0,40}\bsummary\b",
+        r"\b(?:extend|expand|update|refine) (?:this|that|the|your)\b.{0,20}\bsummary\b",
         r"\bcontext (?:summari[sz]ation|extraction|compaction)\b",
         r"\bhand(?:ing)? (?:off|over) your work\b",
     ),

@@ -40,11 +40,11 @@ MIN_TOLD = 60
 """Shortest argument, in characters, by which an agent may hand over what it knows."""
 MAX_DEPTH = 3
 """Tags inside tags in which a summary is looked for."""
-MIN_SPOKEN = 30
-"""Shortest such text, in characters."""
+MIN_LINE = 60
+"""Shortest line, in characters, that is remembered so."""
 MAX_LINES = 2
 """Lines of one reply that are remembered so: the first that are long enough."""
-MAX_SPOKEN = 8
+MAX_SPOKEN = 4
 """Texts of one reply without tool calls that may be arguments of calls that it makes in text."""
 _EDGES = re.compile(r"^\W+|\W+$")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.){30,})"')
@@ -148,7 +148,7 @@ def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> N
     texts = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
     texts += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
     if "\n" in text:
-        texts += islice((line for line in text.splitlines() if len(line) >= MIN_SPOKEN), MAX_LINES)
+        texts += islice((line for line in text.splitlines() if len(line) >= MIN_LINE), MAX_LINES)
     for number, spoken in enumerate(dict.fromkeys(map(canonical.collapse, texts))):
         bare = _EDGES.sub("", spoken)
         if any(bare in item.text for item in request.items):
@@ -167,7 +167,7 @@ def _open(session: Session, call: OpenCall) -> None:
 def _note_argument(pool: Pool, session: Session, call: OpenCall, name: str, text: str) -> None:
     found = words(text[:MAX_ARGUMENT])
     length, digest = phrases.measure(found)
-    for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=True)]:
+    for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=call.tool != IN_TEXT)]:
         values = (session.session_id, call.call_id, length, digest, back, True)
         pool.put(key, Argument(*values, call=call, name=name, text=text[:MAX_ARGUMENT]))
 
