@@ -26,14 +26,16 @@ HARNESS = Harness(
     },
     handoffs=(r"^transfer_to_", r"hand_?off", r"^(?:summari[sz]e|condense|compact)_"),
     summary=(
-        rf"\b(?:summari[sz]e|condense|compact|recap)\b.{{0,60}}\b{_NOUN}\b",
+        rf"summari[sz]e\b.{{0,60}}\b{_NOUN}\b",
+        rf"condense\b.{{0,60}}\b{_NOUN}\b",
+        rf"(?:compact|recap)\b.{{0,60}}\b{_NOUN}\b",
         r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",
-        rf"(?<!\bis )(?<!\bis a )(?<!\bis the )\bsummary of\b.{{0,40}}\b{_NOUN}\b",
-        r"\bsummari[sz]\w+ (?:(?:of|the|this|these|following|above|entire) )*"
+        rf"summary(?<!is summary)(?<!is a summary)(?<!is the summary) of\b.{{0,40}}\b{_NOUN}\b",
+        r"summari[sz]\w+ (?:(?:of|the|this|these|following|above|entire) )*"
         r"(?:text|messages?|dialog(?:ue)?|transcript)\b",
-        r"\b(?:extend|expand|update|refine) (?:this|that|the|your)\b.{0,20}\bsummary\b",
-        r"\bcontext (?:summari[sz]ation|extraction|compaction)\b",
-        r"\bhand(?:ing)? (?:off|over) your work\b",
+        r"(?:extend|expand|update|refine) (?:this|that|the|your)\b.{0,20}\bsummary\b",
+        r"context (?:summari[sz]ation|extraction|compaction)\b",
+        r"hand(?:ing)? (?:off|over) your work\b",
     ),
     auxiliary={
         "title": (

@@ -1,6 +1,7 @@
 """What is noted of a call once it is placed, so that later requests find it."""
 
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -46,7 +47,7 @@ MAX_LINES = 2
 """Lines of one reply that are remembered so: the first that are long enough."""
 MAX_SPOKEN = 4
 """Texts of one reply without tool calls that may be arguments of calls that it makes in text."""
-_EDGES = re.compile(r"^\W+|\W+$")
+_EDGES = string.punctuation + string.whitespace
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.){30,})"')
 _ENCLOSED = re.compile(r"<([A-Za-z_][\w-]*)>([^<>]{30,})</\1>")
 _TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>(.*?)</\1>", re.DOTALL)
@@ -134,12 +135,13 @@ def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_ove
     pool.put(id_key(item.tool_call_id), Mark(session.session_id, call_id))
     opened = OpenCall(session.session_id, call_id, item.tool_call_id, item.name)
     _open(session, opened)
+    longest = ""
     for name, text in item.strings:
+        longest = max(longest, text, key=len)
         if len(text) >= MIN_ARGUMENT:
             _note_argument(pool, session, opened, name, text)
-    text = max((text for _, text in item.strings), key=len, default="")
-    if len(text) >= MIN_TOLD and hands_over(item.name):
-        _note_summary(pool, session, Summary(call_id, (), None, 1.0, part=False, asked=False), text)
+    if len(longest) >= MIN_TOLD and hands_over(item.name):
+        _note_summary(pool, session, Summary(call_id, (), None, 1.0, part=False, asked=False), longest)
 
 
 def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> None:
@@ -149,9 +151,9 @@ def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> N
     texts += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
     if "\n" in text:
         texts += islice((line for line in text.splitlines() if len(line) >= MIN_LINE), MAX_LINES)
+    told = "\n".join(item.text for item in request.items) if texts else ""
     for number, spoken in enumerate(dict.fromkeys(map(canonical.collapse, texts))):
-        bare = _EDGES.sub("", spoken)
-        if any(bare in item.text for item in request.items):
+        if spoken.strip(_EDGES) in told:
             continue  # quoted from what it was told
         call = OpenCall(session.session_id, request.call.call_id, f"{request.call.call_id}#{number}", IN_TEXT)
         _open(session, call)
