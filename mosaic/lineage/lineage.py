@@ -154,7 +154,10 @@ def _told(pool: Pool, request: Request, session: Session, placement: Placement) 
     if placement.opened is None and session.calls:
         placement = replace(placement, relinked=confirm(pool, request, session))
     above = pool.sessions.get((placement.opened and placement.opened.parent_session_id) or "")
-    taken = (*placement.why.evidence.get("confirms", ()), *heard(pool, request, session), *obeyed(above))
+    went_on = placement.why.evidence.get("confirms", ())
+    for call_id in went_on:
+        take_back(session, call_id)
+    taken = (*went_on, *heard(pool, request, session), *obeyed(above))
     if not taken:
         return placement
     why = replace(placement.why, evidence={**placement.why.evidence, "confirms": taken})
