@@ -28,6 +28,11 @@ def argument_key(text: str) -> int:
     return hash(("argument", text))
 
 
+def task_key(text: str) -> int:
+    """Where the roots are found that opened with this text."""
+    return hash(("task", text))
+
+
 def end_key(chain: int) -> int:
     """Where a call is found that ends a chain."""
     return hash(("end", chain))
@@ -284,11 +289,12 @@ def compacts(pool: Pool, request: Request, session: Session) -> Placement | None
     told = f" {' '.join([*canonical.words(request.system_text), *request.told])} " if open_ else ""
     carried = [s for s in open_ if any(f" {core} " in told for core in s.cores)]
     open_ = carried or [s for s in open_ if s.asked]
-    if not carried and request.ids and (stray := _stray_summary(pool, request, session)):
+    anew = request.first_item != session.first_item
+    if not carried and request.ids and anew and (stray := _stray_summary(pool, request, session)):
         evidence = {"summary_elsewhere": stray.call_id, "kept": True}
         parent = newest(session)
         return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, 0.85, evidence))
-    if not open_ or (not carried and request.first_item == session.first_item):
+    if not open_ or (not carried and not anew):
         return None
     if carried and request.ids and all(s.part for s in carried):
         why = Why(Rung.ECHO, 0.95, {"shortened_by": [s.call_id for s in carried], "edited": True})

@@ -5,7 +5,7 @@ from itertools import islice
 
 from mosaic.lineage import phrases
 from mosaic.lineage.canonical import words
-from mosaic.lineage.continuing import argument_key, compacts, same_agent
+from mosaic.lineage.continuing import argument_key, compacts, same_agent, task_key
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
 from mosaic.lineage.quoting import carries, pending, recast, told_again, transcript
@@ -15,11 +15,6 @@ from mosaic.records import SessionKind
 
 BARE = 40
 """Longest text, in characters, of a probe that offers tools; anything longer is a task."""
-
-
-def task_key(text: str) -> int:
-    """Where the roots are found that opened with this text."""
-    return hash(("task", text))
 
 
 def opened(pool: Pool, request: Request) -> Placement:
@@ -38,8 +33,8 @@ def opened(pool: Pool, request: Request) -> Placement:
         or carries(pool, request, hits)
         or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
         or recast(pool, request, hits)
-        or _awaited(pool, request)
         or _stray(pool, request)
+        or _awaited(pool, request)
         or root(pool, request)
     )
 
@@ -173,14 +168,9 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
     return None
 
 
-def _surely_asks(request: Request) -> bool:
-    surely = request.harnesses.surely_asks_for_summary
-    return surely(request.newest_asked) or surely(request.system_text)
-
-
 def _stray(pool: Pool, request: Request) -> Placement | None:
     """A request for a summary of something that is not known: no attempt, but its answer may come back in one."""
-    if request.tools or request.call.trajectory_id is not None or not _surely_asks(request):
+    if request.tools or request.call.trajectory_id is not None or not request.surely_asks_for_summary:
         return None
     if len(pool.running) == 1:  # who else should have asked
         session = pool.sessions.get(pool.newest.get(next(iter(pool.running)), ""))

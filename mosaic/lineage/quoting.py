@@ -65,7 +65,10 @@ def transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
         return None
     quoted, named = _quoted(pool, request, hits)
     # What only a user or a tool said may have been said to another.
-    quoted, named = _by_agent(pool, quoted, named, {h.session_id for h in hits if h.sampled} | named)
+    spoken = {h.session_id for h in hits if h.sampled} | named
+    if not spoken and request.surely_asks_for_summary:  # of the begin of a session, in which little was said yet
+        spoken = set(quoted)
+    quoted, named = _by_agent(pool, quoted, named, spoken)
     if mine := [s for s in quoted if claimed(request, pool.sessions[s])]:
         quoted = Counter({s: quoted[s] for s in mine})
     most = max(quoted.values(), default=0)

@@ -8,9 +8,18 @@ from typing import Any
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import Item, words
-from mosaic.lineage.continuing import MIN_TEXT, QUOTE, argument_key, end_key, gap_key, id_key, opening_key, reply_key
+from mosaic.lineage.continuing import (
+    MIN_TEXT,
+    QUOTE,
+    argument_key,
+    end_key,
+    gap_key,
+    id_key,
+    opening_key,
+    reply_key,
+    task_key,
+)
 from mosaic.lineage.model import Placement, Rung
-from mosaic.lineage.opening import task_key
 from mosaic.lineage.request import Reply, Request, contains
 from mosaic.lineage.state import (
     IN_TEXT,

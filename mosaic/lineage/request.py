@@ -75,6 +75,12 @@ class Request:
         return asks(self.newest_asked) or asks(self.system_text)
 
     @property
+    def surely_asks_for_summary(self) -> bool:
+        """The same in a certain framework's own words."""
+        surely = self.harnesses.surely_asks_for_summary
+        return surely(self.newest_asked) or surely(self.system_text)
+
+    @property
     def first_user(self) -> str:
         """The first thing that the user said."""
         return next((i.text for i in self.items if i.role == "user"), "")
