@@ -9,7 +9,7 @@ from mosaic.lineage.continuing import argument_key, compacts, same_agent, task_k
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
 from mosaic.lineage.quoting import carries, pending, recast, told_again, transcript
-from mosaic.lineage.request import Request
+from mosaic.lineage.request import Request, contains
 from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Written
 from mosaic.records import SessionKind
 
@@ -109,7 +109,10 @@ def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) ->
         sure = request.call.trajectory_id is not None
         fresh = not twin and not argument.call.closed
         return (0.95 if sure else UNANCHORED) if fresh else 0.85 if known or not twin else 0.5
-    covered = argument.length / max(1, len(words(request.first_user)))
+    told = words(request.first_user)
+    if not waits and not contains(told, argument.text):
+        return 0.0  # it stands in the system text, where a memory of it may be
+    covered = argument.length / max(1, len(told))
     if covered >= 0.5 or (known and argument.length >= 3) or argument.length >= phrases.LONG:
         return 0.85 if not twin else 0.7 if known else 0.4
     return 0.7 if request.call.trajectory_id is not None and not twin else 0.0

@@ -36,8 +36,10 @@ def told_again(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
     told then, and holds the newest reply."""
     if not request.fresh:
         return None
-    heads = {h.session_id: h for h in hits if h.sampled and h.call_id == pool.sessions[h.session_id].head_call_id}
-    found = [s for i, h in heads.items() if _opens_alike(request, s := pool.sessions[i], h.length)]
+    said = [h for h in hits if h.sampled]
+    heads = {h.session_id for h in said if h.call_id == pool.sessions[h.session_id].head_call_id}
+    several = {i for i in heads if len({h.call_id for h in said if h.session_id == i}) > 1}
+    found = [s for i in heads if _told_alike(request, s := pool.sessions[i], several=i in several)]
     if not found:
         return None
     if len({s.trajectory_id for s in found}) > 1:
@@ -48,12 +50,14 @@ def told_again(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
     return inside(request, session, session.head_call_id, Why(Rung.QUOTE, score, {"told": "again"}))
 
 
-def _opens_alike(request: Request, session: Session, more: int) -> bool:
-    """Whether a request of the same agent opens as a session did, and has at least so many words more."""
-    first = words(session.first_user)
+def _told_alike(request: Request, session: Session, *, several: bool) -> bool:
+    """Whether a request of the same agent opens as a session did, or tells `several` of its replies under one text."""
     same = request.same_agent(session.system, session.tools) and request.same_system(session.system, SAME_FORM)
-    if not same or _repeats(session) or len(request.told) < len(first) + more:
+    if not same or session.repeats:
         return False
+    if several and session.system:
+        return True
+    first = words(session.first_user)
     if len(first) >= MIN_TOLD and first[:BEGIN] == words(request.first_user[: 40 * BEGIN])[:BEGIN]:
         return True
     return session.ended is None and len(set(first).intersection(request.told)) >= NEARLY * len(set(first))
@@ -155,15 +159,9 @@ def carries(pool: Pool, request: Request, hits: list[Mention]) -> Placement | No
 
 def _whole_reply(request: Request, session: Session) -> bool:
     said = session.last_said[0] if len(session.last_said) == 1 else ""
-    if session.ended is None or _repeats(session) or not contains(request.told, said):
+    if session.ended is None or session.repeats or not contains(request.told, said):
         return False
     return len(words(said)) >= phrases.LONG or contains(request.told, session.first_user)
-
-
-def _repeats(session: Session) -> bool:
-    """Whether its newest reply stands in its own opening, as an example may: others are told it too."""
-    first = words(session.first_user)
-    return any(len(words(said)) >= phrases.SHORT and contains(first, said) for said in session.last_said)
 
 
 def recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
@@ -184,7 +182,8 @@ def recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | Non
 def _serves(request: Request, session: Session) -> bool:
     """Whether a request that quotes a session, but does not go on from it, seems to be the framework's: it offers no
     tools where the session has some; or where that says nothing, it is answered in a few words or in JSON."""
-    if request.tools or not request.fresh:
+    itself = bool(request.system_text) and request.same_agent(session.system, session.tools)
+    if request.tools or itself or not request.fresh:
         return False
     texts = [canonical.text_of(choice.message.get("content")) for choice in request.call.choices]
     return bool(session.tools) or all(len(text) < BRIEF or _is_json(text) for text in texts)

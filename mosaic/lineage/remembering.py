@@ -127,6 +127,9 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     if session.head_call_id in (call_id, None):
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
+        session.repeats = request.fresh and any(
+            len(t) >= MIN_TEXT and t in request.first_user for t in session.last_said
+        )
     if auxiliary is None and session.head_call_id == call_id:
         _note_quotes(pool, session, call_id, [i for i in said if i.role == "assistant"], sampled=True)
     elif auxiliary in ("summary", "side") and text and not calls:

@@ -140,6 +140,8 @@ class Session:
     """Of a session that has auxiliary calls only: all that they quote, as words."""
     last_said: tuple[str, ...] = ()
     """The newest reply, as a parent would be given it: its text, or the texts in its last call's arguments."""
+    repeats: bool = False
+    """True when the newest reply stands in its own prompt, as an example may: others are told it too."""
     ended: Ending | None = None
     """How it ended, as far as is known; None while it is open."""
     successor: str | None = None
