@@ -77,6 +77,8 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
         strangers.delegated_in_text,
         strangers.told_anew,
         strangers.state_in_one_message,
+        strangers.in_a_channel,
+        strangers.memory_carried,
         strangers.two_without_tools,
         strangers.one_after_the_other,
         strangers.planned_first,

@@ -94,6 +94,27 @@ def state_in_one_message(play: Play) -> None:
         done += f"<step>Memory: {memory}. Goal: {goal}. Result: opened.</step>"
 
 
+def in_a_channel(play: Play) -> None:
+    """A bot is shown the newest lines of a channel in one message; the oldest fall out, and with them how it began."""
+    bot = play.agent(tools="", system="You are a bot in the channel of the harbour. Be kind to everybody.")
+    lines: list[str] = []
+    for pier in range(5):
+        lines += [f"alice: how many boats lie at pier {pier}?", f"bob: I wonder about {pier}, too"]
+        said = play.say(f"Dear alice and bob, at pier number {pier} there lie two boats, both of them red.")
+        bot.sends(reply(said), messages=[{"role": "user", "content": "\n".join(lines[-8:])}])
+        lines.append(f"bot: {said}")
+
+
+def memory_carried(play: Play) -> None:
+    """Section by section: each request holds the problem and what the answer before it said was worth keeping."""
+    reader = play.agent(tools="", system="")
+    memory = "none so far"
+    for number in range(4):
+        ask = f"Read on and keep what matters.\nProblem: {play.task}\nKept: {memory}\nSection {number} of a long book."
+        memory = play.say(f"Up to section {number} the book names nothing but ropes, and two boats in a ledger.")
+        reader.sends(reply(memory), messages=[{"role": "user", "content": ask}])
+
+
 def two_without_tools(play: Play) -> None:
     """Two agents hear nothing but each other's words; that one is brief does not make it the framework's."""
     master = play.agent(tools="", system="You are the harbour master. Give one instruction at a time.")
@@ -257,7 +278,7 @@ def remembered(play: Play) -> None:
 
 def not_what_it_seems(play: Play) -> None:
     """Attempts that share texts by nature: answers that are among a prompt's examples, quotes of documents that others
-    were given too, a file that another run is asked to review."""
+    were given too, a file that another run is asked to review, a memory that stands in a later system text."""
     answer = '{"label": "calm", "confidence": "high", "tone": "even"}'
     for number in range(2):
         judge = play.agent(f"label {number}", tools="", system="You label texts.", trajectory=f"label {number}")
@@ -277,3 +298,5 @@ def not_what_it_seems(play: Play) -> None:
         f"Review this file:\n{text}\nIs it right?"
     )
     other.works("shed").says("It is right.")
+    later = play.agent("later", tools="", trajectory="later", system=f"You chat. You remember:\n{text}")
+    later.hears("Tell me about the sea.").says("The sea is wide.")
