@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.continuing import reply_key
@@ -40,16 +41,14 @@ def confirm(pool: Pool, request: Request, parent: Session) -> tuple[Link, ...]:
 
 
 def heard(pool: Pool, request: Request, session: Session) -> tuple[str, ...]:
-    """The calls of agents taken for the framework's whose last text `session` was told: they serve the task."""
-    tagged = [c for c in _children(pool, session) if c.link.kind is SessionKind.HANDOFF]
-    if not tagged:
+    """The calls of agents taken for the framework's whose last text `session` is told now: they serve the task."""
+    if not session.shown:
         return ()
-    told = [canonical.words(text) for text in request.blocks[1:][-MAX_TOLD:]]
+    told = [canonical.words(i.text) for i in takewhile(lambda item: not item.sampled, reversed(request.items))]
     taken: list[str] = []
-    for child in tagged:
-        said = [canonical.words(text) for text in last_of(pool, child).last_said]
+    for child in [pool.sessions[s] for s in session.shown if s in pool.sessions]:
+        said = [canonical.words(text) for text in child.last_said]
         if any(_reports(s, t) for s in said for t in told):
-            session.children.remove(child.session_id)
             taken += obeyed(child)
     return tuple(taken)
 
@@ -79,6 +78,12 @@ def take_back(session: Session, call_id: str) -> bool:
     if ends and session.head_call_id is None:
         session.head_call_id = call_id
     return bool(ends)
+
+
+def around(pool: Pool, session: Session) -> list[Session]:
+    """The sessions whose calls a call of `session` may show to serve the task."""
+    near = (session.session_id, session.link.parent_session_id, *session.shown)
+    return [pool.sessions[s] for s in near if s in pool.sessions]
 
 
 def last_of(pool: Pool, session: Session) -> Session:

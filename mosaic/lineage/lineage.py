@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from mosaic.capture import CapturedCall
-from mosaic.lineage.confirming import confirm, heard, obeyed, take_back
+from mosaic.lineage.confirming import around, confirm, heard, obeyed, take_back
 from mosaic.lineage.continuing import echo, extension, late, retry
 from mosaic.lineage.ending import endings, rolled_over
 from mosaic.lineage.harness import Harness, Harnesses
@@ -112,7 +112,7 @@ class Lineage:
                 for summary in other.summaries:
                     summary.used |= summary.call_id == call_id
         for call_id in placement.why.evidence.get("confirms", ()):
-            for other in pool.sessions.values():
+            for other in around(pool, session):
                 take_back(other, call_id)
         remember(pool, request, placement)
         endings(pool, request, placement)

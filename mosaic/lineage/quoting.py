@@ -198,6 +198,7 @@ def _is_json(text: str) -> bool:
 
 
 def pending(pool: Pool, request: Request, kind: str, placed: Placement) -> Placement:
+    """The same as an auxiliary call whose session is not there (yet)."""
     await_session(pool, request, placed.session_id)
     return replace(placed, auxiliary=kind, names_task=False)
 

@@ -88,7 +88,9 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
     else:
         session.served.add(placement.auxiliary)
         if placement.opened is not None and placement.opened.kind is SessionKind.HANDOFF:
-            pool.sessions[placement.opened.parent_session_id or ""].children.append(session.session_id)
+            above = pool.sessions.get(placement.opened.parent_session_id or "")
+            if above is not None:
+                above.shown.append(session.session_id)
     if placement.opened is not None and placement.opened.kind is SessionKind.COMPACTION:
         for tool_call_id in request.ids:  # what was kept of the session before is this one's from now on
             pool.put(id_key(tool_call_id), Mark(session.session_id, call.call_id))

@@ -18,6 +18,8 @@ MAX_ALIKE = 64
 """Marks under one key, and sessions of one claim: the newest of those that say the same."""
 IN_TEXT = ""
 """The tool of a call that was made in text."""
+MAX_SHOWN = 8
+"""Sessions that a session was shown to and that are remembered as such: what they say comes back at once or never."""
 MAX_OPEN = 64
 """Tool calls of one session that may still be the origin of a subagent."""
 
@@ -150,6 +152,8 @@ class Session:
     """For a spawned session: the tool call that is believed to have opened it."""
     children: list[str] = field(default_factory=list)
     """Sessions that were spawned from it and are not confirmed yet."""
+    shown: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SHOWN))
+    """Sessions taken for the framework's that were shown what it said, the newest last."""
     served: set[str] = field(default_factory=set)
     """The kinds of auxiliary calls that it has had."""
     summaries: list[Summary] = field(default_factory=list)
