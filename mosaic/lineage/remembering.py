@@ -78,7 +78,7 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
         if "late" not in placement.why.evidence:
             session.head_call_id = call.call_id
             pool.newest[session.trajectory_id] = session.session_id
-            session.tools, session.system = request.tools, request.system_words
+            session.tools, session.system, session.anew = request.tools, request.system_words, request.fresh
         _note_gap(pool, request, session)
         told = _new_items(request)
         if placement.opened is not None:
