@@ -53,7 +53,7 @@ def told_again(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
 def _told_alike(request: Request, session: Session, *, several: bool) -> bool:
     """Whether a request of the same agent opens as a session did, or tells `several` of its replies under one text."""
     same = request.same_agent(session.system, session.tools) and request.same_system(session.system, SAME_FORM)
-    if not same or session.repeats or not session.anew:
+    if not same or session.repeats or session.anew is False:
         return False
     if several and session.system:
         return True
@@ -182,7 +182,7 @@ def recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | Non
 def _serves(request: Request, session: Session) -> bool:
     """Whether a request that quotes a session, but does not go on from it, seems to be the framework's: it offers no
     tools where the session has some; or where that says nothing, it is answered in a few words or in JSON."""
-    itself = session.anew and bool(request.system_text) and request.same_agent(session.system, session.tools)
+    itself = session.anew is True and request.same_agent(session.system, session.tools)
     if request.tools or itself or not request.fresh:
         return False
     texts = [canonical.text_of(choice.message.get("content")) for choice in request.call.choices]

@@ -76,9 +76,10 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
             if session.link.kind is SessionKind.ROOT:
                 pool.put(task_key(request.first_user), Mark(session.session_id, call.call_id))
         if "late" not in placement.why.evidence:
+            session.anew = request.fresh if session.head_call_id is not None else None
             session.head_call_id = call.call_id
             pool.newest[session.trajectory_id] = session.session_id
-            session.tools, session.system, session.anew = request.tools, request.system_words, request.fresh
+            session.tools, session.system = request.tools, request.system_words
         _note_gap(pool, request, session)
         told = _new_items(request)
         if placement.opened is not None:

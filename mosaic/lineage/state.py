@@ -142,8 +142,8 @@ class Session:
     """Of a session that has auxiliary calls only: all that they quote, as words."""
     last_said: tuple[str, ...] = ()
     """The newest reply, as a parent would be given it: its text, or the texts in its last call's arguments."""
-    anew: bool = True
-    """True when the newest request told all that went before in its own words, or had nothing to tell."""
+    anew: bool | None = None
+    """True when the newest request told all that went before anew, as one text; None while there is one request."""
     repeats: bool = False
     """True when the newest reply stands in its own prompt, as an example may: others are told it too."""
     ended: Ending | None = None

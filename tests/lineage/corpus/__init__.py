@@ -90,6 +90,7 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
         strangers.summary_by_tool,
         strangers.summary_for_the_user,
         strangers.looked_up_first,
+        strangers.asides_under_one_text,
         strangers.remembered,
         strangers.not_what_it_seems,
     ),

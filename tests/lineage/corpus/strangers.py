@@ -261,6 +261,17 @@ def looked_up_first(play: Play) -> None:
         said += [{"role": "user", "content": question}, answer]
 
 
+def asides_under_one_text(play: Play) -> None:
+    """An application without tools that asks its own questions under the very system text of the talk."""
+    clerk = play.agent(tools="", system="You are the harbour's clerk. Be kind and brief.").hears(play.task)
+    for pier in range(3):
+        clerk.says(f"At pier number {pier} there lie two boats, and both of them are red.")
+        told = "\n".join(f"{m['role']}: {m['content']}" for m in clerk.history)
+        aside(clerk, "side", '["Whose?"]', f"What may the user ask next? JSON.\n{told}", system=clerk.system)
+        clerk.hears(f"And pier {pier + 1}?")
+    clerk.says("That was the last one.")
+
+
 def remembered(play: Play) -> None:
     """What falls out of the window goes through calls that keep facts; these stand in the system text."""
     clerk = play.agent().hears(play.task)
