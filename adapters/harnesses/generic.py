@@ -24,7 +24,7 @@ HARNESS = Harness(
         **dict.fromkeys(("task", "Task", "spawn_agent", "new_task", "subagent"), "prompt"),
         "delegate_work_to_coworker": "task",
     },
-    handoffs=(r"^transfer_to_", r"hand_?off", r"^(?:summari[sz]e|condense|compact)_"),
+    handoffs=(r"^transfer_to_", r"hand_?off", r"^(?:summari[sz]e|condense|compact|compress|fold)(?:_|$)"),
     summary=(
         rf"summari[sz]e\b.{{0,60}}\b{_NOUN}\b",
         rf"condense\b.{{0,60}}\b{_NOUN}\b",

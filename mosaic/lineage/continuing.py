@@ -287,7 +287,7 @@ def compacts(pool: Pool, request: Request, session: Session) -> Placement | None
         return None
     open_ = [s for s in session.summaries if not s.used and (s.asked or request.same_system(session.system))]
     told = f" {' '.join([*canonical.words(request.system_text), *request.told])} " if open_ else ""
-    carried = [s for s in open_ if any(f" {core} " in told for core in s.cores)]
+    carried = [s for s in open_ if any(f" {core} " in told for core in s.cores)] or _kept(request, session, open_)
     open_ = carried or [s for s in open_ if s.asked]
     anew = request.first_item != session.first_item
     if not carried and request.ids and anew and (stray := _stray_summary(pool, request, session)):
@@ -300,6 +300,14 @@ def compacts(pool: Pool, request: Request, session: Session) -> Placement | None
         why = Why(Rung.ECHO, 0.95, {"shortened_by": [s.call_id for s in carried], "edited": True})
         return inside(request, session, session.head_call_id, why)
     return _compacted(pool, request, session, carried or open_[-1:], carried=bool(carried))
+
+
+def _kept(request: Request, session: Session, written: list[Summary]) -> list[Summary]:
+    """The summaries that stand in the arguments of a tool call which the request kept, where older calls are gone."""
+    if all(i in request.ids for i in session.calls):
+        return []
+    kept = {session.calls[i].call_id for i in request.ids if i in session.calls}
+    return [s for s in written if s.call_id in kept]
 
 
 def _compacted(pool: Pool, request: Request, session: Session, used: list[Summary], *, carried: bool) -> Placement:

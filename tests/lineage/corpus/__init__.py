@@ -88,6 +88,7 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
         strangers.asked_by_system,
         strangers.first_round_kept,
         strangers.summary_by_tool,
+        strangers.folded,
         strangers.summary_for_the_user,
         strangers.looked_up_first,
         strangers.asides_under_one_text,

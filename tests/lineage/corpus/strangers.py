@@ -234,6 +234,16 @@ def summary_by_tool(play: Play) -> None:
     after.works("mole").says("There are four boats.")
 
 
+def folded(play: Play) -> None:
+    """The agent folds its history by a tool call that tells what it was: the task and that call alone are kept."""
+    clerk = play.agent(tools="look fold").hears(play.task).works("quay", "slip")
+    clerk.calls(None, ("fold", {"summary": play.say(FACTS)}))
+    clerk.gets("folded")
+    after = clerk.compacted("after")
+    after.history = [clerk.history[0], *clerk.history[-2:]]
+    after.works("mole").says("There are four boats.")
+
+
 def summary_for_the_user(play: Play) -> None:
     """The user asks for a summary and goes on: an answer as any other. In a second talk it is the task itself."""
     clerk = play.agent(trajectory="1").hears(play.task).works("quay")
