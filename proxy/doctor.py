@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import typer
 
 from mosaic.errors import MosaicError
+from mosaic.exit_codes import ExitCode
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store
 from mosaic.terminal import JSON, print_json, print_table
@@ -47,14 +48,20 @@ class Finding:
 
 
 def doctor(as_json: bool = JSON) -> None:
-    """Look at the engine, the database, the journal and the counters; exits with 1 when something is wrong."""
+    """Look at the engine, the database, the journal and the counters; exits with 1 when something is wrong.
+
+    Each finding says what to do about it.
+
+        mosaic doctor
+        mosaic doctor --json
+    """
     found = findings(load())
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
         print_table("level finding next", [(f.level, f.what, f.next_step) for f in found])
     if any(finding.level == "wrong" for finding in found):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def findings(settings: Settings) -> list[Finding]:
