@@ -13,7 +13,6 @@ import orjson
 import typer
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from mosaic.errors import SettingsError
 from mosaic.settings import CONFIG_FILE, Settings
@@ -73,7 +72,7 @@ def _sections() -> Iterator[str]:
 
 
 def _setting(name: str, field: FieldInfo) -> str:
-    unset = field.default is None or field.default is PydanticUndefined
+    unset = field.default is None or field.is_required()
     told = " ".join([str(field.description), *_bounds(field)])
     value = "" if unset else f" {written(_default(field))}"
     need = "" if not unset or "nset" in told else " Unset." if field.default is None else " Needed."
