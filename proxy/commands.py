@@ -1,5 +1,6 @@
 """The commands that the proxy adds to `mosaic`."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -7,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -79,7 +79,8 @@ def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.soc
     # asked before uvicorn listens to signals.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     typer.echo(said, err=True)
-    server.run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # nor, for the same reason, is Ctrl-C
+        server.run(sockets=[listener])
 
 
 def relink(
@@ -112,7 +113,7 @@ def relink(
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _schedule(settings: Settings) -> Iterator[None]:
     """Run the schedule of [schedule], if there is one, in a process of its own: the proxy loads nothing of training."""
     if not settings.schedule.starts:
