@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import typer
+from sqlalchemy import Connection
 
 from mosaic.client import Client
 from mosaic.errors import MosaicError, RequestError, StoreError
@@ -84,7 +85,9 @@ def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
             refused = False
         except StoreError as error:
             events, calls = [], []
-            refused = refused or _say(f"{error.message} It is asked again.")
+            if not refused:
+                _say(f"{error.message} It is asked again.")
+            refused = True
         yield from calls
         if events:
             mark = events[-1].mark
@@ -92,7 +95,7 @@ def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
             time.sleep(EVERY_S)
 
 
-def _stored(connection: Any, call_id: str) -> Iterator[Call]:
+def _stored(connection: Connection, call_id: str) -> Iterator[Call]:
     """The call; nothing when it was pruned meanwhile."""
     with contextlib.suppress(RequestError):
         row = call_browsing.call_row(connection, call_id)
@@ -138,6 +141,5 @@ def _line(call: Call) -> str:
     return "".join(character if character.isprintable() else "?" for character in text).rstrip()
 
 
-def _say(what: str) -> bool:
+def _say(what: str) -> None:
     typer.echo(f"mosaic: {what}", err=True)
-    return True

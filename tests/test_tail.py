@@ -17,6 +17,7 @@ from mosaic.store import Store
 from proxy import events
 from proxy.trace import captured
 from tests.conftest import serving
+from tests.postgres import Server
 from tests.proxy.traces import conversation
 
 
@@ -93,6 +94,22 @@ async def test_a_line_says_what_a_call_is_worth_and_how_its_reply_begins(tmp_pat
         assert " tokens  " in line
         assert await tail.interrupted() == (0, "")
     store.close()
+
+
+async def test_a_database_that_is_away_for_a_while_is_asked_again(tmp_path: Path, postgres_server: Server) -> None:
+    url = postgres_server.create("test_tail")
+    store = Store(url)
+    async with tailing(tmp_path, "--database", url, "--json") as tail:
+        await asyncio.to_thread(postgres_server.stop)
+        try:
+            assert (await tail.said()).endswith("It is asked again.")
+        finally:
+            await asyncio.to_thread(postgres_server.start)
+        record(store, "afterwards")
+        assert json.loads(await tail.line())["trajectory_id"] == "afterwards"
+        assert await tail.interrupted() == (0, "")
+    store.close()
+    postgres_server.drop("test_tail")
 
 
 async def test_a_proxy_that_is_started_anew_is_followed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
