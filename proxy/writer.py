@@ -35,7 +35,7 @@ from proxy.telling import Telling
 from proxy.trace import Trace, captured
 
 LOCK = ".writer"
-MAX_BATCH = 256
+MAX_BATCH = 1024
 """Most calls in one transaction."""
 MAX_BATCH_BYTES = 8 * 2**20
 """Bytes from which a transaction takes no further call."""
