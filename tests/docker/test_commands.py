@@ -188,6 +188,12 @@ async def test_the_proxys_image_alone_serves_with_a_file_of_its_own(tmp_path: Pa
     assert (tmp_path / "data" / "var" / "mosaic.db").is_file()
 
 
+def test_the_demos_image_runs_a_target_that_is_there() -> None:
+    program, *rest = files.image(files.DOCKER / "demo.Dockerfile").command
+    done = subprocess.run([program, "--dry-run", *rest], cwd=files.ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "examples.demo" in done.stdout) == (0, True), done.stderr
+
+
 def test_secrets_are_made_once_and_fit_each_other(tmp_path: Path) -> None:
     script = tmp_path / "secrets.sh"
     shutil.copy(files.DOCKER / "secrets.sh", script)
