@@ -53,10 +53,12 @@ class Bar:
 def write(
     name: str, bars: dict[str, Bar], details: dict[str, Any], command: str | None = None, quiet: bool = False
 ) -> bool:
-    """Write `results/<name>.json` and print the table; True when every goal is met.
+    """Write `results/<name>.json` and the docs' page, and print the table; True when every goal is met.
 
     `command` is `python -m benchmarks.<name>` unless given.
     """
+    from benchmarks.page import write_page
+
     result = {
         "command": command or f"python -m benchmarks.{name}",
         "date": time.strftime("%Y-%m-%d"),
@@ -66,6 +68,7 @@ def write(
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
+    write_page()
     if quiet:
         return all(b.met for b in bars.values())
     table = Table("figure", "median", "unit", "goal", "runs", "", box=None)

@@ -1,7 +1,8 @@
-"""All settings in one tree: defaults < `mosaic.toml` < `MOSAIC_*` < flags. Unknown keys are refused.
+"""All settings in one tree: defaults < `mosaic.toml` < secret files < `MOSAIC_*` < flags. Unknown keys are refused.
 
 `mosaic config` prints what is in force and where each value came from. Nested keys are written `[train]` in the file
-and `MOSAIC_TRAIN__LEARNING_RATE` in the environment.
+and `MOSAIC_TRAIN__LEARNING_RATE` in the environment. A secret may be a file `mosaic_<setting>` in `/run/secrets`, where
+Docker puts it, or in the folder that `MOSAIC_SECRETS` names.
 """
 
 import os
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
+    SecretsSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
@@ -26,6 +28,10 @@ from sqlalchemy.exc import ArgumentError
 from mosaic.errors import SettingsError
 
 CONFIG_FILE = "mosaic.toml"
+SECRETS_VARIABLE = "MOSAIC_SECRETS"
+"""Names the folder of secret files."""
+SECRETS = Path("/run/secrets")
+"""That folder when nothing names another."""
 ATTEMPT_VARIABLES = frozenset(
     {"MOSAIC_TRAJECTORY", "MOSAIC_TASK", "MOSAIC_TASK_FILE", "MOSAIC_SCRATCH", "MOSAIC_REWARD_FILE", "MOSAIC_STATUS"}
 )
@@ -188,6 +194,9 @@ class Settings(BaseSettings):
     engine_wait_s: float = Field(30.0, ge=0, description="Seconds that calls wait for an engine that does not listen.")
     ping_s: float = Field(5.0, ge=0, description="Seconds of silence after which a stream gets a keep-alive; 0: never.")
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
+    otel: bool = Field(
+        False, description="Send an OpenTelemetry span of each stored call (extra otel); OTEL_* variables say where to."
+    )
     record: bool = Field(True, description="False forwards calls and records nothing.")
     writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")
     store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer waits for the database, where it does.")
@@ -233,8 +242,19 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes them by name.
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment, then the file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Flags, then the environment, then secret files, then the file."""
+        return init_settings, env_settings, *_secrets(settings_cls), TomlConfigSettingsSource(settings_cls)
+
+
+def _secrets(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
+    """The folder of secret files, if there is one. Raises `SettingsError` when the one that is named is not there."""
+    named = os.environ.get(SECRETS_VARIABLE)
+    folder = Path(named) if named else SECRETS
+    if folder.is_dir():
+        return (SecretsSettingsSource(settings_cls, folder),)
+    if named:
+        raise SettingsError(f"{SECRETS_VARIABLE} names {named}, which is no folder.", "Make it, or unset the variable.")
+    return ()
 
 
 def load(**flags: object) -> Settings:
@@ -259,7 +279,7 @@ def load(**flags: object) -> Settings:
 def _check_variables() -> None:
     """Raises `SettingsError` for a `MOSAIC_*` variable that names no setting: a typing error must not pass unseen."""
     for variable in os.environ:
-        if not variable.startswith("MOSAIC_") or variable in ATTEMPT_VARIABLES:
+        if not variable.startswith("MOSAIC_") or variable in ATTEMPT_VARIABLES | {SECRETS_VARIABLE}:
             continue
         names = variable.removeprefix("MOSAIC_").lower().split("__")
         part = Settings.model_fields.get(names[0]) if len(names) > 1 else None
@@ -275,9 +295,14 @@ def _fields(part: FieldInfo | None) -> Mapping[str, Any]:
 
 
 def origins(settings: Settings) -> dict[str, tuple[Any, str]]:
-    """Every setting by dotted name: its value (secrets masked) and `default`, `mosaic.toml` or the variable's name."""
+    """Every setting by dotted name: its value (secrets masked) and `default`, `mosaic.toml`, `secret file` or the
+    variable's name."""
     file = TomlConfigSettingsSource(Settings)()
-    return dict(_origins(settings, file, ""))
+    secrets = {name for source in _secrets(Settings) for name in source()}
+    return {
+        name: (value, "secret file" if name in secrets and not origin.startswith("MOSAIC_") else origin)
+        for name, (value, origin) in _origins(settings, file, "")
+    }
 
 
 def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tuple[str, tuple[Any, str]]]:

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from mosaic import logs
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
@@ -140,6 +141,7 @@ def create_app(settings: Settings | None = None) -> Application:
     """
     supervisor = multiprocessing.parent_process()
     if supervisor is not None:
+        logs.configure()
         _end_with(supervisor.pid)
     settings = settings or load()
     check_bind(settings)
