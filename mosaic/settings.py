@@ -133,6 +133,26 @@ class ScoreConfig(BaseModel):
     in_jobs: bool = Field(True, description="Whether a training job scores what is closed before it selects.")
 
 
+class HeldOutConfig(BaseModel):
+    """Tasks that are attempted before and after new weights go live; a version that does worse does not stay."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path | None = Field(
+        None, description="File of tasks, as for `mosaic rollout`; unset: there is no such gate."
+    )
+    agent: list[str] = Field([], description='Command line of the agent: ["my-agent", "--task", "{prompt}"].')
+    score: str | None = Field(None, description="Shell command that scores an attempt: its last line is the reward.")
+    score_function: str | None = Field(None, description="Python function that scores an attempt, module:function.")
+    attempts: int = Field(1, ge=1, description="Attempts at each task, each time.")
+    concurrency: int = Field(4, ge=1, description="Attempts at once.")
+    timeout_s: float = Field(1800.0, gt=0, description="Seconds after which an attempt, and its scorer, is given up.")
+    margin: float = Field(0.0, ge=0, description="How much lower the mean reward may be with the new version.")
+    failed_reward: float = Field(0.0, description="What an attempt counts that failed or ran out of time.")
+    folder: Path = Field(Path("var/rollouts"), description="Receives a folder for each run, and in it each attempt.")
+    proxy: str | None = Field(None, description="Address of `mosaic serve`; unset: that of `host` and `port`.")
+
+
 class OtherModel(BaseModel):
     """An engine that does not serve the policy, for an agent's side calls."""
 
@@ -213,6 +233,10 @@ class Settings(BaseSettings):
     )
     score: ScoreConfig = Field(
         default_factory=lambda: ScoreConfig.model_validate({}), description="Who says how trajectories went."
+    )
+    held_out: HeldOutConfig = Field(
+        default_factory=lambda: HeldOutConfig.model_validate({}),
+        description="Tasks at which new weights may not be worse.",
     )
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 

@@ -28,7 +28,7 @@ from mosaic.store.listing import Waiting
 from trainer.batches import Normalisation
 from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
-from trainer.gate import Gate
+from trainer.gate import Gate, gate_of
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
 from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
@@ -103,6 +103,7 @@ def run_job(
     """
     rule(settings.train)  # a setting that cannot be used is said at once
     check_trackers(settings.train)
+    gate_of(settings)
     with held(store, LEASE) as lease:
         job = store.unsettled_job()
         given_up = "given up: a fresh job was asked for" if fresh else None
@@ -194,7 +195,7 @@ def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport
 def _to_its_end(work: _Work, on_step: Callable[[StepReport], None]) -> JobReport:
     if work.job.state in (JobState.SELECTED, JobState.CREDITED):
         _train(work, on_step)
-    gate = Gate.of(work.settings.train)
+    gate = gate_of(work.settings)
     if work.job.state is JobState.TRAINED:
         _publish(work, gate)
     published = PublishReport.from_metrics(work.store.job_metrics(work.job.job_id))
@@ -283,7 +284,8 @@ def _publish(work: _Work, gate: Gate | None) -> None:
     store, job = work.store, work.job
     live, _ = store.policy()
     if gate is not None and live == job.policy_from:
-        store.job_reached(job.job_id, JobState.TRAINED, metrics={"gate_before": gate.score("before", live)})
+        score = gate.judge.score("before", live, job.job_id)
+        store.job_reached(job.job_id, JobState.TRAINED, metrics={"gate_before": score})
     version = job.policy_to or store.new_version(str(work.checkpoint), job.job_id)
     probe = np.array(job.selection["probe"], np.int32)
     publication = Publication(work.checkpoint, version, work.model, job.policy_from, probe)
@@ -299,7 +301,7 @@ def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
         log.warning("no gate: it was set after the version went live", version=version)
         return None
     try:
-        after = gate.score("after", version)
+        after = gate.judge.score("after", version, job.job_id)
         work.reached(JobState.VERIFIED, metrics={"gate_after": after})
         gate.check(before, after, version)
     except PublishError as error:

@@ -101,11 +101,12 @@ def adapter(
     seed: int = typer.Option(0, help="Of its first matrices; the second are zero, so it changes nothing yet."),
 ) -> None:
     """Make a first LoRA adapter, equal to its base model, for vLLM to start with and for jobs to train."""
-    from trainer.adapter import make_adapter
+    from trainer.adapter import live_link, make_adapter
 
     make_adapter(base, folder, rank, seed)
     typer.echo(
-        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} --lora-modules policy={folder}\n"
+        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} "
+        f"--lora-modules policy={live_link(folder)}\n"
         f'and set policy_model = "policy" and, under [train], model = "{folder}" in mosaic.toml'
     )
 

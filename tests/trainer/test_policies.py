@@ -11,12 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from mosaic.errors import GateError, MosaicError, PublishError, SettingsError
+from mosaic.errors import EngineError, GateError, MosaicError, PublishError, SettingsError
 from mosaic.records import JobState
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
+from trainer.adapter import live_link
 from trainer.job import run_job
 from trainer.policies import before, put_back
 from trainer.policy_commands import app
@@ -205,12 +206,18 @@ def test_an_adapter_needs_the_name_under_which_it_is_served(
     place: Place, model_dir: Path, save_adapter: Callable[[Path], Path]
 ) -> None:
     first = save_adapter(place.folder / "adapter")
+    link = live_link(first)
     for replica in place.replicas:
-        replica.path, replica.names = first, ("base", "policy")
+        replica.path, replica.names, replica.link = first, ("base", "policy"), link
     settings = place.with_(model=first)
     with pytest.raises(SettingsError, match=r"is a LoRA adapter, but .* serves base, policy and policy_model is None"):
         run_job(place.store, settings)
-    report = run_job(place.store, settings.model_copy(update={"policy_model": "policy"}))
+    settings = settings.model_copy(update={"policy_model": "policy"})
+    place.replicas[1].link = first
+    with pytest.raises(EngineError, match=r"reads the adapter 'policy' from .*/adapter, which is no absolute symbolic"):
+        run_job(place.store, settings)
+    place.replicas[1].link = link
+    report = run_job(place.store, settings)
     assert place.served == {(report.job_id, "1", False)}
-    assert all("/v1/load_lora_adapter" in replica.journal for replica in place.replicas)
+    assert link.resolve().name == report.job_id
     assert model_dir.name == "policy"
