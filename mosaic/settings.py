@@ -92,6 +92,7 @@ class TrainConfig(BaseModel):
     )
     track_project: str = Field("mosaic", description="Project under which trackio and wandb keep them.")
     track_run: str | None = Field(None, description="Name of the run there; unset: that of the folder `output`.")
+    keep_logprobs: bool = Field(True, description="Keep what the trainer said of each token that it trained, 4 B each.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
 

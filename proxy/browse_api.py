@@ -1,6 +1,5 @@
 """The reading half of the control API: all that the dashboard shows, page by page, and what happens, live."""
 
-import math
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from mosaic.store.stats import stats
 from proxy.api import REFUSALS
 from proxy.doctor import findings
 from proxy.events import Events
+from proxy.ui.call_view import finite
 from proxy.ui.group_view import GroupView, Task, group_view
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Items of a page, at most.")]
@@ -103,13 +103,15 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
 
     @api.get("/calls/{call_id}/tokens")
     def show_tokens(call_id: str, choice: int = Query(0, ge=0, lt=2**31)) -> dict[str, Any]:
-        """Prompt ids, sampled ids with logprobs, and which policy version sampled which of them."""
+        """Prompt ids, sampled ids with logprobs, and which policy version sampled which of them; and what the trainer
+        said of them, null for what was not trained."""
         with store.database.reading() as connection:
             found = call_browsing.choice_tokens(connection, call_id, choice)
         return {
             "prompt_ids": found.prompt_P.tolist(),
             "ids": found.ids_T.tolist(),
-            "logprobs": [value if math.isfinite(value) else None for value in found.logprobs_T.tolist()],
+            "logprobs": finite(found.logprobs_T),
+            "training_logprobs": None if found.training_logprobs_T is None else finite(found.training_logprobs_T),
             "versions": found.versions,
         }
 

@@ -22,7 +22,7 @@ from mosaic.lease import Lease, held
 from mosaic.records import IdArray, JobState
 from mosaic.scoring.passive import score_configured
 from mosaic.settings import Settings, TrainConfig
-from mosaic.store import Store
+from mosaic.store import Store, trained_tokens
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
 from trainer.batches import Normalisation
@@ -32,18 +32,21 @@ from trainer.gate import Gate, gate_of
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
 from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
-from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
+from trainer.round import LOGPROBS_FILE, OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
 from trainer.round_process import RoundRequest, run_round
 from trainer.selection import Selection, choose, rule
 from trainer.tracking import Tracking, check_trackers
+from trainer.trained_logprobs import load_logprobs
 
 LEASE = "training"
 """Who holds it may train and change what the engines serve."""
 MAX_ATTEMPTS = 3
 """A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
+CALLS_AT_ONCE = 200
+"""Calls of which one transaction keeps the trainer's logprobs."""
 
 KEPT_OUT = {
-    *("keep_checkpoints", "output", "max_trajectories", "launch", "nice", "threads"),
+    *("keep_checkpoints", "keep_logprobs", "output", "max_trajectories", "launch", "nice", "threads"),
     *("trackers", "track_project", "track_run"),
     *("pause", "transport", "nccl_workers", "gate", "gate_tolerance", "gate_timeout_s"),
 }
@@ -201,6 +204,8 @@ def _to_its_end(work: _Work, on_step: Callable[[StepReport], None]) -> JobReport
     published = PublishReport.from_metrics(work.store.job_metrics(work.job.job_id))
     trained = TrainReport.load(work.checkpoint / REPORT_FILE)
     rejected = None if gate is None else _gate(work, gate, published.version)
+    if work.config.keep_logprobs:
+        _keep_logprobs(work)
     chosen = work.job.selection
     work.store.finish_training(
         work.job.job_id,
@@ -310,6 +315,14 @@ def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
         store.version_failed(version)
         return error
     return None
+
+
+def _keep_logprobs(work: _Work) -> None:
+    """Tell the store what the trainer said of each token; a few calls at a time, since proxies write as well."""
+    said = list(load_logprobs(work.checkpoint / LOGPROBS_FILE))
+    for at in range(0, len(said), CALLS_AT_ONCE):
+        with work.store.database.writing() as connection:
+            trained_tokens.keep(connection, work.job.job_id, said[at : at + CALLS_AT_ONCE])
 
 
 def train_settings(config: TrainConfig) -> TrainSettings:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import text
 from typer.testing import CliRunner
 
 from mosaic.errors import EngineError, GateError, MosaicError, PublishError, SettingsError
 from mosaic.records import JobState
 from mosaic.settings import Settings, TrainConfig
-from mosaic.store import Store
+from mosaic.store import Store, trained_tokens
 from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
 from trainer.adapter import live_link
@@ -85,6 +86,23 @@ def score_by(folder: Path, before: str, after: str) -> str:
 def test_all_replicas_move_together(place: Place) -> None:
     report = run_job(place.store, place.settings)
     assert place.served == {(report.job_id, "1", False)}
+
+
+def test_the_store_keeps_what_the_trainer_said_of_every_token_that_it_trained(place: Place) -> None:
+    run_job(place.store, place.settings)
+    calls = [c for name in "ab" for session in place.store.trajectory(name).sessions for c in session.calls]
+    with place.store.database.reading() as connection:
+        for call in calls:
+            said_T = trained_tokens.of(connection, call.call_id, 0)
+            assert said_T is not None
+            assert len(said_T) == len(call.samples[0].ids_T)
+            assert (said_T < 0).all()
+
+
+def test_nothing_of_tokens_is_kept_where_that_is_not_wanted(place: Place) -> None:
+    run_job(place.store, place.with_(keep_logprobs=False))
+    with place.store.database.reading() as connection:
+        assert connection.execute(text("select count(*) from trained_tokens")).scalar_one() == 0
 
 
 def test_one_replica_that_does_not_load_keeps_all_on_the_old_weights(place: Place, model_dir: Path) -> None:
