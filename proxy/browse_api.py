@@ -1,5 +1,6 @@
 """The reading half of the control API: all that the dashboard shows, page by page, and what happens, live."""
 
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.errors import RequestError
 from mosaic.settings import Settings
-from mosaic.store import Store, browsing, call_browsing, progress
+from mosaic.store import Store, browsing, call_browsing, progress, schedules
 from mosaic.store.browsing import Filter, Page
 from mosaic.store.reading import load, read_trajectories
 from mosaic.store.stats import stats
@@ -133,6 +134,17 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
                 "versions": [asdict(one) for one in progress.versions(connection)],
             }
 
+    @api.get("/schedule")
+    def show_schedule() -> dict[str, Any]:
+        """What the schedule said when it last looked, whether a run is asked for, and who runs it (null: nobody)."""
+        with store.database.reading() as connection:
+            return {**asdict(schedules.read(connection)), "owner": store.lease_holder(schedules.LEASE)}
+
+    @api.post("/schedule/run")
+    def run_now() -> dict[str, Any]:
+        """Ask the schedule for a run now, whatever its clock and conditions say; it begins at its next look."""
+        return {"asked_at": ask_for_run(store)}
+
     @api.get("/findings", response_model=Some)
     def show_findings() -> dict[str, Any]:
         """What `mosaic doctor` finds from here; asks the engine, and waits for it for some seconds at most."""
@@ -157,6 +169,16 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
 def paged(found: "Page[Any]") -> dict[str, Any]:
     """A page as JSON."""
     return {"items": [asdict(item) for item in found.items], "next": found.next}
+
+
+def ask_for_run(store: Store) -> float:
+    """Ask the schedule for a run now. Raises `RequestError` (409) when no schedule runs that would take it."""
+    if store.lease_holder(schedules.LEASE) is None:
+        raise RequestError("no schedule runs.", "Start `mosaic schedule`, or run `mosaic train`.", status=409)
+    now = time.time()
+    with store.database.writing() as connection:
+        schedules.change(connection, asked_at=now)
+    return now
 
 
 def group_of(store: Store, task_key: str, version: int | None = None) -> GroupView:

@@ -28,7 +28,6 @@ from mosaic.lease import Lease
 from mosaic.settings import ScheduleConfig
 from mosaic.store import Store, schedules
 
-LEASE = "schedule"
 NOT_NOW = LeaseTaken.exit_code
 """Exit code of a job that did not begin, since another is under way."""
 JOB = [sys.executable, "-m", "mosaic", "train"]
@@ -179,7 +178,7 @@ def run(store: Store, schedule: Schedule, train: TrainProcess, every_s: float, p
 
     Several may run on one database: one has the lease, the others stand by.
     """
-    lease = Lease(store, LEASE, seconds=max(3 * every_s, 30.0))
+    lease = Lease(store, schedules.LEASE, seconds=max(3 * every_s, 30.0))
     scheduler = BlockingScheduler(executors={"default": ThreadPoolExecutor(1)}, timezone=UTC)
 
     def look() -> None:

@@ -11,6 +11,8 @@ from sqlalchemy import Connection, insert, select, update
 from mosaic.store.models import ScheduleRow
 
 NAME = "training"
+LEASE = "schedule"
+"""Held by the process that looks."""
 
 
 @dataclass(frozen=True, slots=True)
