@@ -190,8 +190,11 @@ class Settings(BaseSettings):
         None, description="Name under which the engine serves the policy; a LoRA adapter's. Unset: the first it lists."
     )
     webhook_secret: SecretStr | None = Field(
-        None, min_length=16, description="Signs rewards that come by webhook, without a key; unset takes none."
+        None,
+        min_length=16,
+        description="Signs webhooks: rewards without a key, and what webhook_url is told.",
     )
+    webhook_url: str | None = Field(None, description="Is told how jobs ended, by POST; unset: nobody is.")
     replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."

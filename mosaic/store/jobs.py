@@ -114,11 +114,10 @@ def end(
     keep_metrics(connection, job_id, metrics)
 
 
-def unannounced(connection: Connection, since: float) -> list[tuple[str, Job]]:
-    """Jobs that ended after `since` and of whose end the webhook has not been told, oldest first, with what to say."""
-    query = select(JobRow.__table__).where(JobRow.announce.is_not(None), JobRow.ended_at > since)
-    rows = connection.execute(query.order_by(JobRow.ended_at)).mappings()
-    return [(str(row["announce"]), _job(row)) for row in rows]
+def unannounced(connection: Connection) -> list[tuple[str, Job]]:
+    """Jobs of whose end the webhook is still to be told, oldest first, with what to say."""
+    query = select(JobRow.__table__).where(JobRow.announce.is_not(None)).order_by(JobRow.ended_at)
+    return [(str(row["announce"]), _job(row)) for row in connection.execute(query).mappings()]
 
 
 def keep_metrics(connection: Connection, job_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
