@@ -1,6 +1,7 @@
 """Which weights are live: several replicas in one state, the gate, going back, and holding a version."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -239,3 +240,14 @@ def test_an_adapter_needs_the_name_under_which_it_is_served(
     assert place.served == {(report.job_id, "1", False)}
     assert link.resolve().name == report.job_id
     assert model_dir.name == "policy"
+
+
+def test_a_first_adapter_comes_with_the_link_that_the_engine_is_to_read(model_dir: Path, tmp_path: Path) -> None:
+    folder, link = tmp_path / "adapter", tmp_path / "adapter-live"
+    given = ["adapter", str(model_dir), str(folder), "--rank", "4"]
+    done = CliRunner().invoke(app, given)
+    assert f"--lora-modules policy={link}\n" in done.stdout
+    assert link.resolve() == folder
+    shutil.rmtree(folder)
+    with pytest.raises(SettingsError, match="adapter-live exists already"):
+        raise CliRunner().invoke(app, given).exception or AssertionError("it was not refused")
