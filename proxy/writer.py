@@ -32,7 +32,7 @@ from proxy.reading import JournalFile, files_in
 from proxy.trace import Trace, captured
 
 LOCK = ".writer"
-MAX_BATCH = 256
+MAX_BATCH = 1024
 """Most calls in one transaction."""
 MAX_BATCH_BYTES = 8 * 2**20
 """Bytes from which a transaction takes no further call."""

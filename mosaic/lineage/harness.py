@@ -7,7 +7,7 @@ that serve the framework. The tables themselves are in `adapters/harnesses`.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
@@ -78,6 +78,8 @@ class Harnesses:
             for s in (*h.session, *h.parent, *h.trajectory)
             if s.startswith("params:")
         )
+        self._auxiliary_in = lru_cache(512)(self._find_auxiliary)
+        """Which kinds of auxiliary call a text belongs to: system texts are the same in many calls."""
         self._certain = _any(p for h in known if h.name != GENERIC for p in h.summary)
         self._handoffs = _any(p for h in known for p in h.handoffs)
         self.spawns: dict[str, set[str]] = {}
@@ -134,10 +136,11 @@ class Harnesses:
     def auxiliary(self, system: str, user: str) -> str | None:
         """The kind of auxiliary call that these opening texts belong to."""
         texts = [system[:1500], user[:1500], *([user[-500:]] if len(user) > 500 else [])]
-        for kind, pattern in self._auxiliary:
-            if any(pattern.search(text) for text in texts):
-                return kind
-        return None
+        first = min((found for text in texts for found in self._auxiliary_in(text)[:1]), default=None)
+        return None if first is None else self._auxiliary[first][0]
+
+    def _find_auxiliary(self, text: str) -> list[int]:
+        return [number for number, (_, pattern) in enumerate(self._auxiliary) if pattern.search(text)]
 
     def aside(self, user: str) -> str | None:
         """The kind of auxiliary call that goes on with the history, by its newest user text."""

@@ -38,8 +38,10 @@ def task_key(text: str) -> int:
 
 def opened(pool: Pool, request: Request) -> Placement:
     """Where a request stands that goes on from nothing."""
-    hits = [h for h in phrases.found_in(pool, request.told) if _possible(pool, request, h)]
+    hits = [h for h in phrases.found_in(pool, request.told) if _possible(pool, request, h)] if pool.sessions else []
     served = _auxiliary(pool, request, hits) if request.fresh else None
+    if not pool.sessions:  # nothing that the other rungs could find
+        return served or _stray(pool, request) or root(pool, request)
     return (
         served
         or _spawn(pool, request, _exact(pool, request), exact=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 
 from mosaic.capture import CallStatus, CapturedCall
@@ -120,7 +120,7 @@ class Request:
     @cached_property
     def system_words(self) -> frozenset[str]:
         """The words that its system text opens with."""
-        return frozenset(canonical.words(self.system_text[:600])[:SYSTEM_WORDS])
+        return _opening_words(self.system_text[:600])
 
     @property
     def answered_in_text(self) -> bool:
@@ -143,6 +143,11 @@ class Request:
     def same_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
         """Whether it offers the same tools under the same system text."""
         return _share(self.tools, tools) >= SAME_TOOLS and self.same_system(system)
+
+
+@lru_cache(512)  # an agent says the same in every call
+def _opening_words(text: str) -> frozenset[str]:
+    return frozenset(canonical.words(text)[:SYSTEM_WORDS])
 
 
 def _share(one: frozenset[str], other: frozenset[str]) -> float:
