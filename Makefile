@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 2
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check screenshots format policy clean
+.PHONY: help install demo test coverage check screenshots format policy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -35,6 +35,10 @@ demo: install ## the whole chain on this machine: agent, proxy, vLLM, TRL, reloa
 test: install ## all tests but the slow ones, against the real vLLM and TRL
 	$(BIN)/python -m pytest -m "not slow" $(TEST)
 
+coverage: install ## branch coverage of the credit rule, which must be whole
+	$(BIN)/python -m coverage run --branch --source=mosaic/credit -m pytest -q tests/credit
+	$(BIN)/python -m coverage report --show-missing --fail-under=100
+
 check: install ## ruff, ruff format, mypy strict, import-linter, deptry
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,4 +57,4 @@ policy: install ## teach the demo's policy anew (about ten minutes)
 	$(BIN)/python -m examples.demo.policy --seed 0
 
 clean: ## remove .venv, var and all caches
-	rm -rf .venv var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv var build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from hypothesis import HealthCheck, settings
 
 from mosaic.settings import Settings
 from mosaic.store import Store
@@ -19,6 +20,10 @@ from proxy.connections import Connection
 from tests.engine import ScriptedEngine
 from tests.engine.scripted import Script
 from tests.postgres import Server, server
+
+# Machines are shared: how long an example takes says nothing.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @dataclass

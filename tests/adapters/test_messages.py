@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from anthropic.types import Message, MessageTokensCount
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.wires import messages
@@ -50,7 +50,6 @@ def test_tokens_are_counted_over_what_would_be_sent() -> None:
 
 
 @given(divided())
-@settings(deadline=None)
 def test_any_division_of_an_answer_gives_the_whole_message(case: tuple[Json, list[Json]]) -> None:
     message, deltas = case
     finish = "tool_calls" if "tool_calls" in message else "stop"
@@ -60,7 +59,6 @@ def test_any_division_of_an_answer_gives_the_whole_message(case: tuple[Json, lis
 
 
 @given(divided(), st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_deltas_in_any_order_lose_nothing_that_comes_back(case: tuple[Json, list[Json]], random: Any) -> None:
     """Text after a call's begin, or between its pieces, makes another block; the chat message stays the same."""
     message, deltas = case
@@ -95,7 +93,6 @@ def marked(conversation: list[Json]) -> list[Json]:
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_the_next_request_begins_with_this_one_and_its_reply_byte_for_byte(data: st.DataObject) -> None:
     conversation: list[Json] = data.draw(users([]))
     system = data.draw(st.none() | SAID | st.lists(SAID.map(text), max_size=2))
@@ -146,7 +143,6 @@ def blocks(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @given(st.recursive(VALUES, blocks, max_leaves=8))
-@settings(deadline=None)
 def test_no_request_whatever_breaks_the_translation(odd: Any) -> None:
     for role in ("user", "assistant", "system"):
         assert_refused_or_served({"messages": [{"role": role, "content": odd}]})
@@ -163,7 +159,6 @@ KEYS = st.sampled_from(["choices", "delta", "tool_calls", "error", "usage", "mes
 
 
 @given(st.recursive(VALUES, lambda inner: st.dictionaries(KEYS, inner) | st.lists(inner, max_size=2)))
-@settings(deadline=None)
 def test_no_answer_whatever_breaks_the_stream(odd: Any) -> None:
     data = orjson.dumps(odd)
     sent = shown([*stream([{"content": "a"}])[:2], b"data: " + data + b"\n\n", *stream([])[1:]])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mosaic.credit import CreditSettings, GroupCredit, GroupInput, SessionInput, TrajectoryInput
 from mosaic.records import Call, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=60, database=None)
 """Profile of every property test: no time limit per example (the machine is shared), nothing written to disk."""
 
 

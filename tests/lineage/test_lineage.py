@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic.capture import CallStatus, CapturedCall
@@ -266,7 +266,6 @@ def test_without_an_operators_key_every_root_is_a_trajectory_and_clients_never_m
     assert kinds(placements) == [SessionKind.ROOT, SessionKind.COMPACTION] * 2
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_attempts_interleaved_in_any_order_are_never_merged(data: st.DataObject) -> None:
     """Eight attempts at the same task, same texts but for what was sampled, without any key."""

@@ -109,7 +109,7 @@ rewrites = st.sets(st.sampled_from(sorted(HARMLESS)))
 
 
 @given(st.lists(randoms, min_size=1, max_size=3), st.sampled_from(DIALECTS), rewrites, randoms)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_random_trees_are_recovered_whatever_is_rewritten(
     draws: list[Random], ids: Ids, names: set[str], order: Random
 ) -> None:
@@ -122,7 +122,7 @@ def test_random_trees_are_recovered_whatever_is_rewritten(
 
 
 @given(st.integers(), st.integers(2, 5), st.sampled_from(DIALECTS), rewrites, randoms)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_attempts_that_say_the_same_to_the_letter_are_never_merged_surely(
     seed: int, copies: int, ids: Ids, names: set[str], order: Random
 ) -> None:

@@ -43,7 +43,7 @@ def encoded(name: str, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cuts=st.lists(st.integers(1, 300), max_size=40), one_by_one=st.booleans())
 @example(cuts=[], one_by_one=True)
 def test_any_division_of_a_stream_gives_the_client_the_same_bytes_and_the_store_the_same_record(

@@ -27,7 +27,7 @@ SCALARS = st.one_of(
     st.sampled_from(["", "\0", "\ud800", "x" * 5000, "1e999", "'; drop table rewards --", 10**400]),
 )
 ANY = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner))
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

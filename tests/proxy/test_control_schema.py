@@ -23,7 +23,7 @@ from tests.proxy.traces import conversation
 Operation = APIOperation[Any, Any, Any, Any]
 KEY = {"authorization": "Bearer control-1"}
 """Given: without any key set, only who names this machine as host is answered, and schemathesis does not."""
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic.capture import CallStatus, Fidelity
@@ -93,7 +93,6 @@ async def test_a_call_comes_back_from_the_journal_as_it_was(tmp_path: Path) -> N
     assert files_in(tmp_path) == []
 
 
-@settings(deadline=None)
 @given(cut=st.integers(0, 20_000))
 async def test_a_journal_cut_anywhere_gives_whole_calls_only(
     tmp_path_factory: pytest.TempPathFactory, cut: int
@@ -112,7 +111,6 @@ async def test_a_journal_cut_anywhere_gives_whole_calls_only(
     file.close()
 
 
-@settings(deadline=None)
 @given(byte=st.integers(0), bit=st.integers(0, 7))
 async def test_a_damaged_journal_never_gives_a_call_that_was_not(
     tmp_path_factory: pytest.TempPathFactory, byte: int, bit: int

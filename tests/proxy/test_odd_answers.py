@@ -144,7 +144,7 @@ CHOICES = st.lists(
 CHUNKS = JSON | st.fixed_dictionaries({"choices": CHOICES}, optional={"usage": JSON, "prompt_token_ids": JSON})
 
 
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ WRITTEN = st.tuples(SPACED, st.booleans(), st.sampled_from(["", " ", "\r\n"]))
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize("stream", [False, True])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(unknown=st.dictionaries(PARAMETER, VALUE, max_size=4), written=WRITTEN)
 def test_unknown_parameters_reach_the_engine_byte_for_byte_before_our_own_fields(
     path: str, stream: bool, unknown: Json, written: tuple[tuple[str, str], bool, str]

@@ -94,7 +94,7 @@ def test_what_comes_meanwhile_moves_no_page(store: Store) -> None:
 
 
 @given(cursor=st.text(max_size=30))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 def test_no_cursor_is_a_fault_of_the_server(store: Store, cursor: str) -> None:
     for ask, what in ((browsing.page, (Filter(),)), (call_browsing.call_lines, ("run-01",))):
         with contextlib.suppress(RequestError):

@@ -37,7 +37,7 @@ def picture(store: Store) -> dict[str, object]:
     return found
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(data=st.data())
 def test_any_division_of_calls_among_writers_gives_one_answer(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -86,7 +86,7 @@ def test_importing_twice_changes_nothing(store: Store, other: Store, tmp_path: P
     assert all_records(store) == before
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.floats(-1e300, 1e300)), min_size=1, max_size=3))
 def test_any_playbook_comes_back(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[int, float | None]]
@@ -103,7 +103,7 @@ def test_any_playbook_comes_back(
     two.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     logprobs=arrays(np.float32, st.integers(0, 20), elements=st.floats(-np.inf, 0, width=32)),
     when=st.floats(allow_nan=False, allow_infinity=False),

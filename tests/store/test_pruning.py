@@ -253,7 +253,7 @@ def attempt(name: str, spoken: Sequence[tuple[list[str], str]]) -> list[Captured
     return [replace(c, params={"tool_choice": str(c.messages[0]["content"]) * 200}) for c in calls]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(attempts=st.lists(ATTEMPT, min_size=1, max_size=6), data=st.data())
 def test_whatever_is_pruned_the_others_read_back_and_nothing_unneeded_is_left(
     store: Store, attempts: list[list[tuple[list[str], str]]], data: st.DataObject

@@ -72,7 +72,7 @@ KEYS = {
 }
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_lineage_from_the_store_is_that_of_the_live_path(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
