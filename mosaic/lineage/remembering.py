@@ -123,17 +123,16 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     for item in calls:
         _note_call(pool, session, call_id, item, request.harnesses.hands_over)
     text = " ".join(i.text for i in said if i.role == "assistant")
-    if len(text) >= MIN_TEXT:
+    repeats = _repeats(request, [text] if text else [t for item in calls for _, t in item.strings])
+    if len(text) >= MIN_TEXT and not repeats:
         pool.put(reply_key(text), Mark(session.session_id, call_id))
     if text and not calls and not request.tools:
         _note_spoken(pool, request, session, canonical.text_of(request.call.choices[0].message.get("content")))
     if session.head_call_id in (call_id, None):
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
-        session.repeats = request.fresh and any(
-            len(t) >= MIN_TEXT and t in request.first_user for t in session.last_said
-        )
-    if auxiliary is None and session.head_call_id == call_id:
+        session.repeats = repeats
+    if auxiliary is None and session.head_call_id == call_id and not repeats:
         _note_quotes(pool, session, call_id, [i for i in said if i.role == "assistant"], sampled=True)
     elif auxiliary in ("summary", "side") and text and not calls:
         part = placement.why.rung is Rung.QUOTE and _tells_a_part(request, session, placement.why.evidence)
@@ -142,6 +141,14 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
             call_id, (), placement.parent_call_id, placement.why.score, part, asked=auxiliary == "summary"
         )
         _note_summary(pool, session, summary, text)
+
+
+def _repeats(request: Request, said: list[str]) -> bool:
+    """Whether a reply, or an argument, stands in its own prompt: as an example, which others are given too, or because
+    it was said before, which is noted."""
+    if request.fresh:
+        return any(len(text) >= MIN_TEXT and text in request.first_user for text in said)
+    return any(item.role == "assistant" and item.text in said for item in request.items)
 
 
 def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_over: Callable[[str], bool]) -> None:

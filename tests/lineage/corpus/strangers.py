@@ -305,6 +305,10 @@ def not_what_it_seems(play: Play) -> None:
         judge = play.agent(f"label {number}", tools="", system="You label texts.", trajectory=f"label {number}")
         judge.hears(f"Label the text below. For example: {answer}\nText: {' '.join(['The sea.'] * (6 * number + 1))}")
         judge.sends(reply(answer))
+    for number in range(2):
+        judge = play.agent(f"turn {number}", tools="", system="You label texts.", trajectory=f"turn {number}")
+        judge.hears("The sea.").history.append(reply(answer))
+        judge.hears(f"Text {number}: {play.say('The boats lay still')}").sends(reply(answer))
     document = "The harbour was built in the year 1800 by seven brothers, who came from the north with two ships."
     for number in range(2):
         reader = play.agent(f"reader {number}", tools="", trajectory=f"reader {number}")
