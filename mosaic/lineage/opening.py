@@ -10,7 +10,7 @@ from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
 from mosaic.lineage.quoting import carries, pending, recast, told_again, transcript
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Written
+from mosaic.lineage.state import IN_TEXT, MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Written
 from mosaic.records import SessionKind
 
 BARE = 40
@@ -110,6 +110,8 @@ def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) ->
         fresh = not twin and not argument.call.closed
         return (0.95 if sure else UNANCHORED) if fresh else 0.85 if known or not twin else 0.5
     told = words(request.first_user)
+    if argument.call.tool == IN_TEXT and parent.spoken_under == hash(request.system_text):
+        return 0.0  # two talks with one agent may hold the same saying
     if not waits and not contains(told, argument.text):
         return 0.0  # it stands in the system text, where a memory of it may be
     covered = argument.length / max(1, len(told))

@@ -12,7 +12,7 @@ from mosaic.lineage.continuing import claimed, id_key
 from mosaic.lineage.model import Placement, Rung, Why
 from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, undecided
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import IN_TEXT, Argument, Mark, Mention, Pool, Said, Session
+from mosaic.lineage.state import IN_TEXT, Argument, Mark, Mention, Pool, Said, Session, Written
 from mosaic.records import SessionKind
 
 MIN_QUOTES = 3
@@ -102,7 +102,7 @@ def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[
     """Session -> how much of it the request quotes; and those of which it quotes tool-call ids."""
     quoted: Counter[str] = Counter()
     whole = {h.call_id for h in hits if isinstance(h, Said)}
-    for session_id, _ in dict.fromkeys(_told_of(h) for h in hits if h.call_id not in whole or not _in_text(h)):
+    for session_id, _ in dict.fromkeys(_told_of(h) for h in hits if h.call_id not in whole or not _is_part(h)):
         quoted[session_id] += 1
     named: set[str] = set()
     texts = [i.text for i in request.items if i.role == "user"]
@@ -116,11 +116,14 @@ def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[
 
 def _told_of(mark: Mention) -> tuple[str, int | str]:
     """(Session, what is quoted of it): the parts of one reply are one text."""
-    return mark.session_id, mark.call_id if _in_text(mark) else mark.digest
+    return mark.session_id, mark.call_id if _is_part(mark) else mark.digest
 
 
-def _in_text(mark: Mention) -> bool:
-    return isinstance(mark, Argument) and mark.call.tool == IN_TEXT
+def _is_part(mark: Mention) -> bool:
+    """Whether it is a part of a reply: a line, or a call in text."""
+    if isinstance(mark, Argument):
+        return mark.call.tool == IN_TEXT
+    return mark.sampled and not isinstance(mark, Said | Written)
 
 
 def _by_agent(pool: Pool, quoted: Counter[str], named: set[str], spoken: set[str]) -> tuple[Counter[str], set[str]]:

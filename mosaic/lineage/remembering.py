@@ -167,19 +167,27 @@ def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_ove
 
 
 def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> None:
-    """Note what a reply without tool calls puts in quotes, tags or lines of its own: calls may be made in text."""
-    text = text[:MAX_SUMMARY]
-    texts = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
-    texts += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
-    if "\n" in text:
-        texts += islice((line for line in text.splitlines() if len(line) >= MIN_LINE), MAX_LINES)
-    told = "\n".join(item.text for item in request.items) if texts else ""
-    for number, spoken in enumerate(dict.fromkeys(map(canonical.collapse, texts))):
-        if spoken.strip(_EDGES) in told:
-            continue  # quoted from what it was told
-        call = OpenCall(session.session_id, request.call.call_id, f"{request.call.call_id}#{number}", IN_TEXT)
+    """Note what a reply without tool calls puts in quotes or tags, for calls may be made in text, and its first lines;
+    but nothing that it was told."""
+    text, call_id = text[:MAX_SUMMARY], request.call.call_id
+    spoken = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
+    spoken += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
+    lines = [line for line in text.splitlines() if len(line) >= MIN_LINE][:MAX_LINES] if "\n" in text else []
+    told = "\n".join(item.text for item in request.items) if spoken or lines else ""
+    session.spoken_under = hash(request.system_text)
+    for number, order in enumerate(_untold(spoken, told)):
+        call = OpenCall(session.session_id, call_id, f"{call_id}#{number}", IN_TEXT)
         _open(session, call)
-        _note_argument(pool, session, call, "", spoken)
+        _note_argument(pool, session, call, "", order)
+    for found in map(words, _untold(lines, told)):
+        length, digest = phrases.measure(found)
+        for key, back in phrases.keys(found):
+            pool.put(key, Mention(session.session_id, call_id, length, digest, back, sampled=True))
+
+
+def _untold(texts: list[str], told: str) -> list[str]:
+    collapsed = dict.fromkeys(map(canonical.collapse, texts))
+    return [text for text in collapsed if text.strip(_EDGES) not in told]
 
 
 def _open(session: Session, call: OpenCall) -> None:

@@ -142,6 +142,8 @@ class Session:
     """Of a session that has auxiliary calls only: all that they quote, as words."""
     last_said: tuple[str, ...] = ()
     """The newest reply, as a parent would be given it: its text, or the texts in its last call's arguments."""
+    spoken_under: int | None = None
+    """Hash of the whole system text under which it made calls in text."""
     anew: bool | None = None
     """True when the newest request told all that went before anew, as one text; None while there is one request."""
     repeats: bool = False

@@ -58,7 +58,7 @@ def delegated_in_text(play: Play) -> None:
     for place, form in forms.items():
         order = play.say(f"Count all the boats that lie at the {place}, and name the owner of each.")
         lead.says(form.format(order))
-        system = lead.system if place == "mole" else "You work for the clerk."
+        system = f"{lead.system} You have no helpers." if place == "mole" else "You work for the clerk."
         child = lead.spawns(place, system=system, tools="")
         child.hears(
             f"New task: You were sent by your manager, who gives you this to do.\n---\n{order}\n---\nBe thorough."
@@ -299,7 +299,7 @@ def remembered(play: Play) -> None:
 
 def not_what_it_seems(play: Play) -> None:
     """Attempts that share texts by nature: answers that are among a prompt's examples, quotes of documents that others
-    were given too, a file that another run is asked to review, a memory that stands in a later system text."""
+    were given too, a file that another run is asked to review, a memory that stands in a later system text, a saying."""
     answer = '{"label": "calm", "confidence": "high", "tone": "even"}'
     for number in range(2):
         judge = play.agent(f"label {number}", tools="", system="You label texts.", trajectory=f"label {number}")
@@ -325,3 +325,7 @@ def not_what_it_seems(play: Play) -> None:
     other.works("shed").says("It is right.")
     later = play.agent("later", tools="", trajectory="later", system=f"You chat. You remember:\n{text}")
     later.hears("Tell me about the sea.").says("The sea is wide.")
+    saying = "To sail or not to sail, that is the question that every captain has to answer on each morning of winter."
+    for name, asked in (("poet", "What did the old captain say?"), ("reader", f'Who said "{saying}"?')):
+        talk = play.agent(name, tools="", system="You know all the sayings.", trajectory=name)
+        talk.hears(f"{asked} {play.say(name)}").says(f'It is an old word: "{saying}"')
