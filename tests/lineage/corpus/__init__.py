@@ -94,6 +94,7 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
         strangers.asides_under_one_text,
         strangers.remembered,
         strangers.not_what_it_seems,
+        strangers.known_elsewhere,
     ),
 }
 """Row of the matrix -> its playbooks. Rows 16 and 19 are the variants in which every playbook is run;

@@ -298,8 +298,8 @@ def remembered(play: Play) -> None:
 
 
 def not_what_it_seems(play: Play) -> None:
-    """Attempts that share texts by nature: answers that are among a prompt's examples, quotes of documents that others
-    were given too, a file that another run is asked to review, a memory that stands in a later system text, a saying."""
+    """Attempts that share texts by nature: answers that are among a prompt's examples, in a text or as turns, and quotes
+    of documents that others were given too."""
     answer = '{"label": "calm", "confidence": "high", "tone": "even"}'
     for number in range(2):
         judge = play.agent(f"label {number}", tools="", system="You label texts.", trajectory=f"label {number}")
@@ -315,6 +315,10 @@ def not_what_it_seems(play: Play) -> None:
         reader.hears(f"{document}\n{play.say('Another page')}\nQuestion {number}: {play.task}")
         reader.says(f'It is written:\n"{document}"\nSo it is old, as far as number {number} can tell.')
         reader.hears("Thank you. Who built it?").says("The brothers did.")
+
+
+def known_elsewhere(play: Play) -> None:
+    """The same: a file that another run is asked to review, a memory in a later system text, a saying that two know."""
     text = play.say("This ledger lists all boats and their owners in the order in which they came to lie here.")
     writer = play.agent("writer", tools="look write", trajectory="writer").hears(play.task).works("quay")
     writer.calls(None, ("write", {"path": "ledger", "content": text}))
