@@ -298,7 +298,7 @@ def remembered(play: Play) -> None:
 
 
 def not_what_it_seems(play: Play) -> None:
-    """Attempts that share texts by nature: answers that are among a prompt's examples, in a text or as turns, and quotes
+    """Attempts that share texts by nature: answers that are among a prompt's examples, in a text or as turns; quotes
     of documents that others were given too."""
     answer = '{"label": "calm", "confidence": "high", "tone": "even"}'
     for number in range(2):
