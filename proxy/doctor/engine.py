@@ -85,7 +85,7 @@ def weights(subject: Subject) -> Iterator[Finding]:
         return
     for engine in subject.up:
         said = engine.ask("/weight_info").json.get("weight_version")
-        root = next((model.get("root") for model in engine.models if model["id"] == subject.model), None)
+        root = _root(subject, engine)
         if str(said) == str(live) or (root is not None and Path(root).resolve() == Path(path).resolve()):
             yield ok(f"engine {engine.base} serves version {live} ({path})")
             continue
@@ -114,6 +114,11 @@ def swapping(subject: Subject) -> Iterator[Finding]:
         yield from _adapter(subject, engine)
 
 
+def _root(subject: Subject, engine: Engine) -> str | None:
+    """The folder from which an engine says that it has the policy."""
+    return next((model.get("root") for model in engine.models if model["id"] == subject.model), None)
+
+
 def _trains(subject: Subject) -> bool:
     """Whether anybody means to train, and not only to record."""
     settings, store = subject.settings, subject.store
@@ -122,13 +127,15 @@ def _trains(subject: Subject) -> bool:
 
 
 def _adapter(subject: Subject, engine: Engine) -> Iterator[Finding]:
-    """Where the policy is a LoRA adapter, it can be loaded anew."""
+    """Where the policy is a LoRA adapter, the engine reads it from a link, which a swap points elsewhere."""
     folder = subject.settings.train.model
     if folder is None or not (folder / "adapter_config.json").is_file():
         return
-    if engine.ask("/v1/load_lora_adapter", {}).status == 404:
-        step = "Start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment."
-        yield warning(f"engine {engine.base} loads no adapters", "A job cannot put the one that it trains live.", step)
+    root = Path(_root(subject, engine) or "")
+    if not root.is_absolute() or not root.is_symlink():
+        step = "Start vLLM with --enable-lora --lora-modules NAME=LINK; `mosaic policy adapter` makes the link."
+        what = f"engine {engine.base} does not read its adapter from a symbolic link, but from {root}"
+        yield warning(what, "A job cannot put the one that it trains live.", step)
 
 
 def exact_mode(subject: Subject) -> Iterator[Finding]:

@@ -107,12 +107,15 @@ async def test_an_engine_that_was_left_paused_is_told_from_one_that_a_job_has_pa
         assert [one.level for one in await asked(settings, "swapping")] == [Level.OK]
 
 
-async def test_an_engine_that_loads_no_adapters_though_the_policy_is_one(tmp_path: Path) -> None:
+async def test_an_engine_that_reads_its_adapter_from_no_link(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({}))
-    async with Administered().serve() as url:
-        settings = settings_of(tmp_path, url, train={"model": tmp_path})
-        only(await asked(settings, "swapping"), Level.WARNING, "loads no adapters", step="--enable-lora")
-    async with Administered(loads_adapters=True).serve() as url:
+    link = tmp_path / "adapter-live"
+    link.symlink_to(tmp_path)
+    for root in (None, str(tmp_path), "adapter-live"):
+        async with Administered(models=[{"id": "policy", "root": root}]).serve() as url:
+            settings = settings_of(tmp_path, url, train={"model": tmp_path})
+            only(await asked(settings, "swapping"), Level.WARNING, "from a symbolic link", step="--lora-modules")
+    async with Administered(models=[{"id": "policy", "root": str(link)}]).serve() as url:
         settings = settings_of(tmp_path, url, train={"model": tmp_path})
         assert [one.level for one in await asked(settings, "swapping")] == [Level.OK]
 
