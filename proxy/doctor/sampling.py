@@ -111,7 +111,7 @@ def _cut(subject: Subject, what: str) -> Finding:
 
 def tool_ids(subject: Subject) -> Iterator[Finding]:
     """Two calls of a tool have two ids."""
-    forced = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}, "max_tokens": 32}
+    forced = {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look_up"}}, "max_tokens": 256}
     for engine in _sampled(subject)[:1]:
         replies = [_ask(engine, subject, [ASKED], forced) for _ in range(2)]
         if any(reply.status != 200 for reply in replies):
