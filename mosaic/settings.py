@@ -1,7 +1,8 @@
-"""All settings in one tree: defaults < `mosaic.toml` < `MOSAIC_*` < flags. Unknown keys are refused.
+"""All settings in one tree: defaults < `mosaic.toml` < secret files < `MOSAIC_*` < flags. Unknown keys are refused.
 
 `mosaic config` prints what is in force and where each value came from. Nested keys are written `[train]` in the file
-and `MOSAIC_TRAIN__LEARNING_RATE` in the environment.
+and `MOSAIC_TRAIN__LEARNING_RATE` in the environment. A secret may be a file `mosaic_<setting>` in `/run/secrets`, where
+Docker puts it, or in the folder that `MOSAIC_SECRETS` names.
 """
 
 import os
@@ -14,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
+    SecretsSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
@@ -26,6 +28,10 @@ from sqlalchemy.exc import ArgumentError
 from mosaic.errors import SettingsError
 
 CONFIG_FILE = "mosaic.toml"
+SECRETS_VARIABLE = "MOSAIC_SECRETS"
+"""Names the folder of secret files."""
+SECRETS = Path("/run/secrets")
+"""That folder when nothing names another."""
 ATTEMPT_VARIABLES = frozenset(
     {"MOSAIC_TRAJECTORY", "MOSAIC_TASK", "MOSAIC_TASK_FILE", "MOSAIC_SCRATCH", "MOSAIC_REWARD_FILE", "MOSAIC_STATUS"}
 )
@@ -92,6 +98,7 @@ class TrainConfig(BaseModel):
     )
     track_project: str = Field("mosaic", description="Project under which trackio and wandb keep them.")
     track_run: str | None = Field(None, description="Name of the run there; unset: that of the folder `output`.")
+    keep_logprobs: bool = Field(True, description="Keep what the trainer said of each token that it trained, 4 B each.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
 
@@ -133,6 +140,26 @@ class ScoreConfig(BaseModel):
     in_jobs: bool = Field(True, description="Whether a training job scores what is closed before it selects.")
 
 
+class HeldOutConfig(BaseModel):
+    """Tasks that are attempted before and after new weights go live; a version that does worse does not stay."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path | None = Field(
+        None, description="File of tasks, as for `mosaic rollout`; unset: there is no such gate."
+    )
+    agent: list[str] = Field([], description='Command line of the agent: ["my-agent", "--task", "{prompt}"].')
+    score: str | None = Field(None, description="Shell command that scores an attempt: its last line is the reward.")
+    score_function: str | None = Field(None, description="Python function that scores an attempt, module:function.")
+    attempts: int = Field(1, ge=1, description="Attempts at each task, each time.")
+    concurrency: int = Field(4, ge=1, description="Attempts at once.")
+    timeout_s: float = Field(1800.0, gt=0, description="Seconds after which an attempt, and its scorer, is given up.")
+    margin: float = Field(0.0, ge=0, description="How much lower the mean reward may be with the new version.")
+    failed_reward: float = Field(0.0, description="What an attempt counts that failed or ran out of time.")
+    folder: Path = Field(Path("var/rollouts"), description="Receives a folder for each run, and in it each attempt.")
+    proxy: str | None = Field(None, description="Address of `mosaic serve`; unset: that of `host` and `port`.")
+
+
 class OtherModel(BaseModel):
     """An engine that does not serve the policy, for an agent's side calls."""
 
@@ -169,8 +196,11 @@ class Settings(BaseSettings):
         None, description="Name under which the engine serves the policy; a LoRA adapter's. Unset: the first it lists."
     )
     webhook_secret: SecretStr | None = Field(
-        None, min_length=16, description="Signs rewards that come by webhook, without a key; unset takes none."
+        None,
+        min_length=16,
+        description="Signs webhooks: rewards without a key, and what webhook_url is told.",
     )
+    webhook_url: str | None = Field(None, description="Is told how jobs ended, by POST; unset: nobody is.")
     replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."
@@ -188,6 +218,9 @@ class Settings(BaseSettings):
     engine_wait_s: float = Field(30.0, ge=0, description="Seconds that calls wait for an engine that does not listen.")
     ping_s: float = Field(5.0, ge=0, description="Seconds of silence after which a stream gets a keep-alive; 0: never.")
     max_body_bytes: int = Field(64 * 2**20, ge=1, description="Largest request body in bytes.")
+    otel: bool = Field(
+        False, description="Send an OpenTelemetry span of each stored call (extra otel); OTEL_* variables say where to."
+    )
     record: bool = Field(True, description="False forwards calls and records nothing.")
     writer_process: bool = Field(True, description="False writes in a thread of the server: smaller, and slower.")
     store_wait_s: float = Field(2.0, gt=0, description="Seconds that an answer waits for the database, where it does.")
@@ -214,6 +247,10 @@ class Settings(BaseSettings):
     score: ScoreConfig = Field(
         default_factory=lambda: ScoreConfig.model_validate({}), description="Who says how trajectories went."
     )
+    held_out: HeldOutConfig = Field(
+        default_factory=lambda: HeldOutConfig.model_validate({}),
+        description="Tasks at which new weights may not be worse.",
+    )
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 
     @field_validator("upstream")
@@ -233,8 +270,19 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic-settings passes them by name.
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment, then the file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        """Flags, then the environment, then secret files, then the file."""
+        return init_settings, env_settings, *_secrets(settings_cls), TomlConfigSettingsSource(settings_cls)
+
+
+def _secrets(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
+    """The folder of secret files, if there is one. Raises `SettingsError` when the one that is named is not there."""
+    named = os.environ.get(SECRETS_VARIABLE)
+    folder = Path(named) if named else SECRETS
+    if folder.is_dir():
+        return (SecretsSettingsSource(settings_cls, folder),)
+    if named:
+        raise SettingsError(f"{SECRETS_VARIABLE} names {named}, which is no folder.", "Make it, or unset the variable.")
+    return ()
 
 
 def load(**flags: object) -> Settings:
@@ -259,7 +307,7 @@ def load(**flags: object) -> Settings:
 def _check_variables() -> None:
     """Raises `SettingsError` for a `MOSAIC_*` variable that names no setting: a typing error must not pass unseen."""
     for variable in os.environ:
-        if not variable.startswith("MOSAIC_") or variable in ATTEMPT_VARIABLES:
+        if not variable.startswith("MOSAIC_") or variable in ATTEMPT_VARIABLES | {SECRETS_VARIABLE}:
             continue
         names = variable.removeprefix("MOSAIC_").lower().split("__")
         part = Settings.model_fields.get(names[0]) if len(names) > 1 else None
@@ -275,9 +323,14 @@ def _fields(part: FieldInfo | None) -> Mapping[str, Any]:
 
 
 def origins(settings: Settings) -> dict[str, tuple[Any, str]]:
-    """Every setting by dotted name: its value (secrets masked) and `default`, `mosaic.toml` or the variable's name."""
+    """Every setting by dotted name: its value (secrets masked) and `default`, `mosaic.toml`, `secret file` or the
+    variable's name."""
     file = TomlConfigSettingsSource(Settings)()
-    return dict(_origins(settings, file, ""))
+    secrets = {name for source in _secrets(Settings) for name in source()}
+    return {
+        name: (value, "secret file" if name in secrets and not origin.startswith("MOSAIC_") else origin)
+        for name, (value, origin) in _origins(settings, file, "")
+    }
 
 
 def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tuple[str, tuple[Any, str]]]:

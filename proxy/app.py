@@ -16,10 +16,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from mosaic import logs
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
-from proxy import api, browse_api, maintenance, metrics, webhooks
+from proxy import announcements, api, browse_api, maintenance, metrics, webhooks
 from proxy.access import check_bind, check_host, check_key
 from proxy.events import Events
 from proxy.exchange import headers_of
@@ -104,7 +105,10 @@ class Application:
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         try:
-            async with maintenance.running(self._store, self._settings):
+            async with (
+                maintenance.running(self._store, self._settings),
+                announcements.running(self._store, self._settings),
+            ):
                 with self._events.ended_by_signals():
                     yield
         finally:
@@ -140,9 +144,11 @@ def create_app(settings: Settings | None = None) -> Application:
     """
     supervisor = multiprocessing.parent_process()
     if supervisor is not None:
+        logs.configure()
         _end_with(supervisor.pid)
     settings = settings or load()
     check_bind(settings)
+    announcements.check(settings)
     return Application(settings)
 
 

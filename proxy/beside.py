@@ -30,13 +30,14 @@ class Beside:
 async def writer_at(connection: socket.socket, settings: Settings) -> AsyncIterator[Beside]:
     """A writer at the other end of `connection`: a process, or a thread where the settings say so."""
     if not settings.writer_process:
-        writer = Writer(connection, settings.database, settings.spool)
+        writer = Writer(connection, settings.database, settings.spool, settings.otel)
         thread = threading.Thread(target=_run_and_close, args=(writer, connection), daemon=True)
         thread.start()
         yield Beside(os.getpid(), lambda: None)
         await asyncio.to_thread(thread.join, CLOSE_S)
         return
     environment = {**os.environ, "MOSAIC_DATABASE": settings.database, "MOSAIC_SPOOL": str(settings.spool)}
+    environment["MOSAIC_OTEL"] = str(settings.otel)
     command = [sys.executable, "-m", "proxy.writer", str(connection.fileno())]
     process = await asyncio.create_subprocess_exec(*command, pass_fds=[connection.fileno()], env=environment)
     connection.close()

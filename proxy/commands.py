@@ -21,6 +21,7 @@ from mosaic.keys import trajectory_key
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store, relinking
 from mosaic.terminal import DATABASE, JSON, print_json, progress
+from proxy import spans
 from proxy.access import check_bind
 from proxy.app import Application, create_app
 from proxy.connections import Connection
@@ -58,6 +59,8 @@ def serve(
     }
     settings = load(**flags)
     check_bind(settings)
+    if settings.otel:
+        spans.require()
     listener = _listen(settings)
     # Also brings the database into being, before several workers would.
     Store(settings.database).close()
@@ -156,7 +159,7 @@ def _serve_together(settings: Settings, flags: Mapping[str, object], listener: s
 def _config(app: "Application | str", settings: Settings, **options: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        log_level="warning",
+        log_config=None,
         access_log=False,
         proxy_headers=False,
         http=Connection,

@@ -35,9 +35,11 @@ _ID_HEADERS = (
     "session_id",
     "thread-id",
     "agent-session-id",
+    "traceparent",
+    "tracestate",
     "user-agent",
 )
-"""Headers in which frameworks send their ids; nothing else of a client's headers is kept."""
+"""Headers in which frameworks send their ids and those of their spans; nothing else of a client's headers is kept."""
 
 
 @dataclass(frozen=True, slots=True)

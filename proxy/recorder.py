@@ -20,6 +20,7 @@ import structlog
 from mosaic.errors import SettingsError
 from mosaic.settings import Settings
 from proxy.beside import CLOSE_S, writer_at
+from proxy.figures import COUNTERS, Figures, total
 from proxy.journal import Entry, File, Journal
 from proxy.progress import Progress
 from proxy.trace import Trace
@@ -45,14 +46,13 @@ class Recorder:
         """Raises `SettingsError` when the folder of the journal cannot be used."""
         self._settings = settings
         self.journal = Journal(settings.spool)
-        self._recorded = 0
-        self._waits_given_up = 0
-        self.lost = 0
-        """Calls that the disk refused and that memory could not hold."""
+        self._shared = 0
+        """Refusals of the journal's disk that the figures have."""
         try:
             self.progress = Progress(settings.spool)
         except OSError as error:
             raise SettingsError(f"the folder {settings.spool} cannot be used: {error}.", "Set `spool`.") from error
+        self._figures = Figures(settings.spool)
         self._waiting: deque[tuple[float, asyncio.Future[bool]]] = deque()
         """(Monotonic time, becomes true once all that had ended by then is in the database)."""
         self._ringing: asyncio.TimerHandle | None = None
@@ -74,7 +74,7 @@ class Recorder:
     async def record(self, entry: Entry | None, trace: Trace) -> None:
         """Return once the call is durable, and committed where that is asked for. Never raises for a refusal."""
         file = self.journal.end(entry, trace)
-        self._recorded += 1
+        self._figures.add("recorded")
         try:
             await self._settle(entry, trace, file)
         except asyncio.CancelledError:  # nobody waits any more; the call is kept all the same
@@ -97,9 +97,11 @@ class Recorder:
             kept = file is not None and await self.journal.sync(file)
         if kept:
             self.journal.over(entry)
-        elif not self.journal.hold(entry, trace):
-            self.lost += 1
+            return
+        if not self.journal.hold(entry, trace):
+            self.lose()
             log.error("call LOST: neither the disk nor memory took it", call=trace.origin.call_id)
+        self._share()
 
     async def caught_up(self) -> None:
         """Return once all that had ended until now is in the database, or cannot be for the moment."""
@@ -119,7 +121,7 @@ class Recorder:
                 committed = await done
         except TimeoutError:
             committed = False
-        self._waits_given_up += not committed
+        self._figures.add("waits_given_up", not committed)
         return committed
 
     def _look(self) -> None:
@@ -147,24 +149,32 @@ class Recorder:
         """Whether this worker's writer runs, or stands by for another worker's."""
         return self._alive
 
+    def lose(self, calls: int = 1) -> None:
+        """Count calls that are lost: the disk refused them, and memory could not hold them."""
+        self._figures.add("lost", calls)
+
+    def serving(self, calls: int) -> None:
+        """So many calls are open at this worker."""
+        self._figures.set("open", calls)
+
     def figures(self) -> dict[str, int]:
-        """What it did since the start: `recorded`, `lost`, `waits_given_up` (for the database), `disk_refusals`, the
-        writer's `refusals`; and calls `held` now."""
-        return {
-            "recorded": self._recorded,
-            "lost": self.lost,
-            "waits_given_up": self._waits_given_up,
-            "disk_refusals": self.journal.failures,
-            "refusals": self.progress.refusals,
-            "held": self.journal.held,
-        }
+        """What all workers on the folder did: `recorded`, `lost`, `waits_given_up` (for the database), `disk_refusals`,
+        the writer's `refusals`; and calls `held` now."""
+        found = total(self._settings.spool)
+        return {name: found[name] for name in (*COUNTERS, "held")} | {"refusals": self.progress.refusals}
+
+    def _share(self) -> None:
+        """Let the other workers know what the journal counts."""
+        self._figures.add("disk_refusals", self.journal.failures - self._shared)
+        self._shared = self.journal.failures
+        self._figures.set("held", self.journal.held)
 
     async def close(self) -> None:
         """Let go of the journal, and let the writer end what it has."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.journal.close()
         if self.journal.held:
-            self.lost += self.journal.held
+            self.lose(self.journal.held)
             log.error("calls LOST: the disk did not take them until the end", calls=self.journal.held)
         self._closing.set()
         self.progress.wake()  # another worker's, where ours stands by
@@ -176,6 +186,8 @@ class Recorder:
         await asyncio.gather(*self._loops, return_exceptions=True)
         if self._ringing is not None:
             self._ringing.cancel()
+        self._share()
+        self._figures.close()
         self.progress.close()
 
     async def _sleep(self, seconds: float) -> None:
@@ -189,6 +201,7 @@ class Recorder:
             if self.journal.held:
                 self.journal.retry()
                 self._ring(0.0)
+            self._share()
 
     async def _keep_writing(self) -> None:
         """Keep a writer running."""

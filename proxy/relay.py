@@ -82,7 +82,7 @@ class Relay:
         try:
             await self._recorder.record(exchange.entry, exchange.trace())
         except Exception as error:  # noqa: BLE001 - whatever it is, the client's answer comes first
-            self._recorder.lost += 1
+            self._recorder.lose()
             log.error("call LOST: it could not be recorded", call=exchange.call_id, error=repr(error))
 
     async def _forward(self, exchange: Exchange, client: "_Client") -> None:
@@ -250,7 +250,7 @@ class _Client:
         if self.started:
             return
         self.started = True
-        await _send_start(self._send, 200, [*headers, self._id()], None)
+        await _send_start(self._send, 200, [*headers, *self._ids()], None)
         if opening := self._exchange.opened.shown.opening():
             await self.more(opening)
 
@@ -267,10 +267,14 @@ class _Client:
     async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A whole answer."""
         self._ended = self.started = True
-        await send_whole(self._send, status, [*headers, self._id()], body)
+        await send_whole(self._send, status, [*headers, *self._ids()], body)
 
-    def _id(self) -> tuple[bytes, bytes]:
-        return b"x-mosaic-call-id", self._exchange.call_id.encode()
+    def _ids(self) -> list[tuple[bytes, bytes]]:
+        """The call's id, and its trajectory's where the request named it; lineage finds others only later."""
+        found = [(b"x-mosaic-call-id", self._exchange.call_id.encode())]
+        if (named := self._exchange.origin.trajectory_id) is not None:
+            found.append((b"x-mosaic-trajectory", named.encode()))
+        return found
 
 
 @contextlib.contextmanager

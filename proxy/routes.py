@@ -48,6 +48,7 @@ class ModelPath:
         exact = settings.fidelity == "exact" and settings.record
         token_path = TokenPath(settings, upstream, store, self._lookups) if exact else None
         self._relay = Relay(settings, upstream, recorder, token_path)
+        self._recorder = recorder
         self._calls = 0
 
     def close(self) -> None:
@@ -89,12 +90,14 @@ class ModelPath:
         if self._calls >= self._settings.max_calls:
             raise RequestError(f"{self._calls} calls are open already.", "Try again, or raise max_calls.", status=503)
         self._calls += 1
+        self._recorder.serving(self._calls)
         try:
             raw = await self._body(receive, arrived.headers)
             exchange = await self._open(wire, raw, arrived)
             await self._relay.run(exchange, receive, send)
         finally:
             self._calls -= 1
+            self._recorder.serving(self._calls)
 
     async def _open(self, wire: Wire, raw: bytes, arrived: Arrived) -> Exchange:
         body = read_body(raw, rewritten=wire.translated)

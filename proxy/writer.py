@@ -23,12 +23,15 @@ import structlog
 
 from adapters.harnesses import HARNESSES
 from mosaic import logs
+from mosaic.capture import CapturedCall
 from mosaic.errors import StoreError
+from mosaic.lineage import Placement
 from mosaic.settings import load
 from mosaic.store import Store
 from proxy import owned
 from proxy.progress import Progress
 from proxy.reading import JournalFile, files_in
+from proxy.telling import Telling
 from proxy.trace import Trace, captured
 
 LOCK = ".writer"
@@ -59,11 +62,13 @@ class _LeftError(Exception):
 class Writer:
     """One worker's writer."""
 
-    def __init__(self, connection: socket.socket, database: str, folder: Path) -> None:
-        """It works until the other side of `connection` closes."""
+    def __init__(self, connection: socket.socket, database: str, folder: Path, otel: bool = False) -> None:
+        """It works until the other side of `connection` closes. `otel`: whether it sends spans."""
         self._connection = connection
         self._database = database
         self._folder = folder
+        self._otel = otel
+        self._telling: Telling
         self._progress: Progress
         self._store: Store | None = None
         self._files: dict[Path, JournalFile] = {}
@@ -74,6 +79,7 @@ class Writer:
         with contextlib.closing(Progress(self._folder)) as self._progress, self._turn() as ours:
             if not ours:
                 return
+            self._telling = Telling.on(self._folder, self._otel)
             try:
                 self._progress.begin()
                 self._work()
@@ -84,6 +90,7 @@ class Writer:
                     file.close()
                 if self._store is not None:
                     self._store.close()
+                self._telling.close()
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[bool]:
@@ -165,7 +172,8 @@ class Writer:
         """True when the calls are dealt with: stored, or put aside because they never can be. False when the database
         refuses for now."""
         try:
-            self._opened().record([captured(trace) for trace in traces])
+            calls = [captured(trace) for trace in traces]
+            placements = self._opened().record(calls)
         except Exception as error:  # noqa: BLE001 - what is not the database's fault lies in a call
             said = f"{type(error).__name__}: {error}"
             log.error("calls not stored", calls=len(traces), error=said)
@@ -176,7 +184,14 @@ class Writer:
                 return self._reject(traces[0], str(error))
             # One call that cannot be written must not take the others with it.
             return all(self._write([trace]) for trace in traces)
+        self._tell(calls, placements)
         return True
+
+    def _tell(self, calls: Sequence[CapturedCall], placements: Sequence[Placement]) -> None:
+        try:
+            self._telling.stored(calls, placements)
+        except Exception as error:  # noqa: BLE001 - the calls are stored, and that is what counts
+            log.error("stored calls not told of", calls=len(calls), error=repr(error))
 
     def _reject(self, trace: Trace, why: str) -> bool:
         try:
@@ -254,7 +269,7 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        Writer(connection, settings.database, settings.spool).run()
+        Writer(connection, settings.database, settings.spool, settings.otel).run()
 
 
 if __name__ == "__main__":

@@ -172,6 +172,18 @@ def test_config_says_where_each_value_came_from(tmp_path: Path) -> None:
     assert "very-secret" not in done.stdout
 
 
+def test_secrets_may_be_files_and_variables_go_before_them(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "mosaic_api_keys").write_text('["very-secret"]\n')
+    (tmp_path / "secrets" / "mosaic_database").write_text("sqlite:///here.db\n")
+    done = mosaic(tmp_path, "config", "--json", MOSAIC_SECRETS="secrets", MOSAIC_DATABASE="sqlite:///there.db")
+    found = json.loads(done.stdout)
+    assert found["api_keys"] == {"value": ["**********"], "from": "secret file"}
+    assert found["database"] == {"value": "sqlite:///there.db", "from": "MOSAIC_DATABASE"}
+    missing = mosaic(tmp_path, "config", MOSAIC_SECRETS="nowhere")
+    assert (missing.returncode, "nowhere, which is no folder" in missing.stderr) == (2, True)
+
+
 CHECKPOINT = str(Path(__file__).parents[1] / "examples" / "demo" / "checkpoint")
 BAD = {
     "an unknown setting": (["config"], "prot = 1\n", 2, "prot"),

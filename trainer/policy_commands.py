@@ -135,11 +135,12 @@ def adapter(
         mosaic policy adapter /models/base /models/adapter
         mosaic policy adapter /models/base /models/adapter --rank 32
     """
-    from trainer.adapter import make_adapter
+    from trainer.adapter import live_link, make_adapter
 
     make_adapter(base, folder, rank, seed)
     typer.echo(
-        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} --lora-modules policy={folder}\n"
+        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} "
+        f"--lora-modules policy={live_link(folder)}\n"
         f'and set policy_model = "policy" and, under [train], model = "{folder}" in mosaic.toml'
     )
 

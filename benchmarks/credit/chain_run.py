@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.credit.replaying import ReplayServer, script
 from examples.demo.__main__ import Plan, Stage
 from examples.demo.questions import Kind, Question, questions, score
-from mosaic.credit import RULES, Estimate, GroupStatistics, assign, group_input
+from mosaic.credit import Estimate, GroupStatistics, assign, group_input
 from mosaic.credit.estimate import pearson, spearman
 from mosaic.credit.information_gain import Scale, contributions, survivals
 from mosaic.credit.replay import Removal, removals, replayed
@@ -68,7 +68,7 @@ def run_one(setting: str, rule: str, seed: int, budget: Budget, folder: Path) ->
     """The whole run; everything that it started is stopped when this returns or raises."""
     began = time.monotonic()
     kind = SETTINGS[setting]
-    plan = Plan(seed=seed, credit=rule, tasks=budget.tasks, attempts=budget.attempts, alpha=RULES["mosaic"].alpha)
+    plan = Plan(seed=seed, credit=rule, constants={}, tasks=budget.tasks, attempts=budget.attempts)
     held_out = _repeated([q for q in questions("heldout") if q.kind == kind], budget.held_out)
     with ExitStack() as stack:
         stage = Stage(plan, folder, stack)

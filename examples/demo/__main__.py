@@ -13,9 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ from trainer.job import JobReport, run_job
 POLICY = Path(__file__).parent / "checkpoint"
 MAX_MODEL_LEN = 1024
 """The engine's context in tokens: the agent's small budget compacts long before."""
+GENTLE = {"alpha": 0.3, "alpha_f": 0.3, "beta_s": 0.25, "beta_f": 0.1, "gamma": 0.8}
+"""Constants of the `mosaic` rule: success is rare at first and matters more, so that those by which the number of
+sessions counts in successes stay below the rule's own (docs/credit.md)."""
 
 console = Console()
 
@@ -58,18 +61,15 @@ class Plan:
     minibatches: int = 8
     """Optimizer steps per epoch."""
     credit: str = "mosaic"
-    alpha: float = 0.3
-    """Of the `mosaic` rule: how much the number of sessions counts. Success is rare at first and matters more, so it
-    and the other constants stay below the rule's own (docs/credit.md)."""
+    constants: Mapping[str, float] = field(default_factory=lambda: GENTLE)
+    """Of the `mosaic` rule."""
     target: float = 0.95
     """Held-out success is not measured between rounds; a round whose own success reaches this ends the training."""
 
     @property
     def credit_options(self) -> dict[str, float]:
         """Constants of the credit rule; the baselines have none."""
-        if self.credit != "mosaic":
-            return {}
-        return {"alpha": self.alpha, "alpha_f": self.alpha, "beta_s": 0.25, "beta_f": 0.1, "gamma": 0.8}
+        return dict(self.constants) if self.credit == "mosaic" else {}
 
 
 class Stage:

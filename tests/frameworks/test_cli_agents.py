@@ -1,7 +1,8 @@
 """Command-line agents from npm, unmodified, through the proxy: a run with a tool ends normally and is recorded.
 
-Each test needs its binary, named by an environment variable: `CLI_CLAUDE`, `CLI_CODEX`, `CLI_OPENCODE`. They run with
-an empty environment, a throw-away home, a dummy key and a loopback address.
+Each test needs its binary, named by an environment variable: `CLI_CLAUDE`, `CLI_CODEX`, `CLI_OPENCODE`, `CLI_QWEN`, and
+`CLI_OPENHANDS` a Python that has the OpenHands SDK. They run with an empty environment, a throw-away home, a dummy key
+and a loopback address.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ TASK = "Read the file note.txt with a shell command and tell me what it says."
 NOTE = "the spare key hangs behind the door"
 ANSWER = f"The note says that {NOTE}."
 COMMAND = "cat note.txt"
+SHELLS = ("bash", "exec_command", "terminal")
 
 
 def binary(variable: str) -> str:
@@ -36,7 +38,7 @@ def _tool(body: dict[str, Any]) -> tuple[str, str] | None:
     for tool in body.get("tools") or []:
         function = tool["function"]
         known = function.get("parameters", {}).get("properties", {})
-        if "shell" not in function["name"].lower() and function["name"].lower() not in ("bash", "exec_command"):
+        if "shell" not in function["name"].lower() and function["name"].lower() not in SHELLS:
             continue
         key = "command" if "command" in known else "cmd"
         command: Any = ["bash", "-c", COMMAND] if known.get(key, {}).get("type") == "array" else COMMAND
@@ -131,4 +133,26 @@ async def test_opencode(start_proxy: ProxyFactory, tmp_path: Path, path: str) ->
         environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
         out = await run(tmp_path, opencode, "run", "--model", "mosaic/policy", TASK, **environment)
         assert ANSWER in out
+        check_run(proxy)
+
+
+@pytest.mark.parametrize("path", ["", "/t/run-1"])
+async def test_qwen_code(start_proxy: ProxyFactory, tmp_path: Path, path: str) -> None:
+    qwen = binary("CLI_QWEN")
+    async with start_proxy(reader) as proxy:
+        home = tmp_path / "home" / ".qwen"
+        home.mkdir(parents=True)
+        (home / "settings.json").write_text(json.dumps({"security": {"auth": {"selectedType": "openai"}}}))
+        environment = {"OPENAI_BASE_URL": f"{proxy.url}{path}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": "policy"}
+        assert ANSWER in await run(tmp_path, qwen, "-p", TASK, "--yolo", **environment)
+        check_run(proxy)
+
+
+@pytest.mark.parametrize("path", ["", "/t/run-1"])
+async def test_openhands(start_proxy: ProxyFactory, tmp_path: Path, path: str) -> None:
+    python = binary("CLI_OPENHANDS")
+    async with start_proxy(reader) as proxy:
+        script = str(Path(__file__).with_name("openhands_attempt.py"))
+        environment = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        assert ANSWER in await run(tmp_path, python, script, f"{proxy.url}{path}/v1", TASK, **environment)
         check_run(proxy)

@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import ProxyFactory
 from tests.engine import Turn
 from tests.engine.raw import RawEngine, chunked, head, whole
+from tests.engine.scripted import Fault
 from tests.proxy.faults import BODIES, before, post, replying, request_bytes, row, talk, wire_stream, wire_whole
 
 FORBIDDEN = {
@@ -143,6 +144,28 @@ async def test_the_client_gets_the_engines_headers_once_and_none_of_its_connecti
         assert names.count("content-length") + names.count("transfer-encoding") == 1
         assert not {"keep-alive", "upgrade", "set-cookie"} & set(names)
         assert "grüß".encode() in raw
+
+
+@pytest.mark.parametrize("turn", [Turn("Hi"), Turn("Hi", fault=Fault.REFUSE)], ids=["answered", "refused"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_names_its_call_and_the_trajectory_that_its_request_named(
+    start_proxy: ProxyFactory, turn: Turn, stream: bool
+) -> None:
+    body = {**BODIES["chat/completions"], "stream": stream}
+    async with start_proxy(lambda _: turn) as proxy, aiohttp.ClientSession() as client:
+        for path, headers, named in (
+            ("/t/run-1/v1", {}, "run-1"),
+            ("/v1", {"x-mosaic-trajectory": "run-2"}, "run-2"),
+            ("/v1", {}, None),
+        ):
+            async with client.post(f"{proxy.url}{path}/chat/completions", json=body, headers=headers) as response:
+                await response.read()
+            assert response.headers.get("x-mosaic-trajectory") == named
+            with proxy.store.engine.connect() as connection:
+                newest = "select call_id, trajectory_id from calls order by seq desc limit 1"
+                call_id, trajectory_id = connection.exec_driver_sql(newest).one()
+            assert response.headers["x-mosaic-call-id"] == call_id
+            assert named in (None, trajectory_id)
 
 
 async def test_a_cookie_of_the_engine_is_not_sent_with_anothers_call(start_proxy: ProxyFactory) -> None:

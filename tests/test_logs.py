@@ -1,0 +1,62 @@
+"""Logs that no terminal reads are JSON, one object a line, whichever process wrote them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import until
+from tests.engine import ScriptedEngine, Turn
+from tests.proxy.test_recorder import start
+from tests.proxy.test_workers import workers_of
+
+LIBRARY_AND_OURS = """
+import logging, structlog
+from mosaic import logs
+logs.configure()
+structlog.get_logger().info("ours", call="call-1")
+logging.getLogger("a.library").warning("theirs: %s", 7)
+logging.getLogger("a.library").info("too much")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("a.library").exception("failed")
+"""
+
+
+def test_what_we_log_and_what_libraries_log_has_one_form() -> None:
+    done = subprocess.run([sys.executable, "-c", LIBRARY_AND_OURS], capture_output=True, text=True, check=True)
+    ours, theirs, failed = map(json.loads, done.stderr.splitlines())
+    assert (ours["event"], ours["level"], ours["call"], ours["timestamp"][-1]) == ("ours", "info", "call-1", "Z")
+    assert (theirs["event"], theirs["level"], theirs["logger"]) == ("theirs: 7", "warning", "a.library")
+    assert "ZeroDivisionError" in failed["exception"]
+    assert done.stdout == ""
+
+
+async def test_each_of_several_workers_logs_in_that_form(tmp_path: Path) -> None:
+    async with ScriptedEngine(lambda _: Turn("Hello")).serve() as upstream:
+        process, _ = start(tmp_path, upstream, f"sqlite:///{tmp_path}/mosaic.db", MOSAIC_WORKERS="2")
+        log = log_in(tmp_path)
+        try:
+            await until(lambda: len(workers_of(process.pid)) == 2)
+            worker = workers_of(process.pid)[0]
+            await until(lambda: writers_of(worker))
+            os.kill(writers_of(worker)[0], signal.SIGKILL)
+            await until(lambda: "writer died" in log.read_text())
+        finally:
+            process.terminate()
+            process.wait(30)
+    said = [line for line in log.read_text().splitlines() if not line.startswith("mosaic serves")]
+    assert "the writer died, and is started again" in [json.loads(line)["event"] for line in said]
+
+
+def log_in(folder: Path) -> Path:
+    (found,) = folder.glob("serve-*.log")
+    return found
+
+
+def writers_of(pid: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in children if b"proxy.writer" in Path(f"/proc/{child}/cmdline").read_bytes()]
