@@ -122,13 +122,15 @@ def _trains(subject: Subject) -> bool:
 
 
 def _adapter(subject: Subject, engine: Engine) -> Iterator[Finding]:
-    """Where the policy is a LoRA adapter, it can be loaded anew."""
+    """Where the policy is a LoRA adapter, the engine reads it from a link, which a swap points elsewhere."""
     folder = subject.settings.train.model
     if folder is None or not (folder / "adapter_config.json").is_file():
         return
-    if engine.ask("/v1/load_lora_adapter", {}).status == 404:
-        step = "Start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment."
-        yield warning(f"engine {engine.base} loads no adapters", "A job cannot put the one that it trains live.", step)
+    root = next((Path(str(model.get("root"))) for model in engine.models if model["id"] == subject.model), None)
+    if root is None or not root.is_absolute() or not root.is_symlink():
+        step = "Make one (`mosaic policy adapter` does) and start vLLM with --lora-modules NAME=LINK; docs/training.md."
+        what = f"engine {engine.base} reads the adapter from {root}, which is no absolute symbolic link here"
+        yield warning(what, "A job cannot put the one that it trains live.", step)
 
 
 def exact_mode(subject: Subject) -> Iterator[Finding]:

@@ -33,7 +33,6 @@ class Administered(ScriptedEngine):
     """None: its administration is off."""
     weights: str = "default"
     scales_out: bool = False
-    loads_adapters: bool = False
     date: str | None = None
     """What it says the time is; None: the truth."""
     list_status: int = 200
@@ -44,7 +43,6 @@ class Administered(ScriptedEngine):
         app.router.add_get("/version", self._version)
         app.router.add_get("/is_paused", self._paused)
         app.router.add_get("/weight_info", self._weights)
-        app.router.add_post("/v1/load_lora_adapter", self._invalid(self.loads_adapters))
         app.router.add_post("/v1/chat/completions/render", self._invalid(self.scales_out))
 
     async def _models(self, _request: web.Request) -> web.Response:

@@ -107,13 +107,14 @@ async def test_an_engine_that_was_left_paused_is_told_from_one_that_a_job_has_pa
         assert [one.level for one in await asked(settings, "swapping")] == [Level.OK]
 
 
-async def test_an_engine_that_loads_no_adapters_though_the_policy_is_one(tmp_path: Path) -> None:
+async def test_an_adapter_that_is_read_from_no_link(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({}))
-    async with Administered().serve() as url:
-        settings = settings_of(tmp_path, url, train={"model": tmp_path})
-        only(await asked(settings, "swapping"), Level.WARNING, "loads no adapters", step="--enable-lora")
-    async with Administered(loads_adapters=True).serve() as url:
-        settings = settings_of(tmp_path, url, train={"model": tmp_path})
+    engine = Administered(models=[{"id": "base"}, {"id": "policy", "root": str(tmp_path)}])
+    async with engine.serve() as url:
+        settings = settings_of(tmp_path, url, train={"model": tmp_path}, policy_model="policy")
+        only(await asked(settings, "swapping"), Level.WARNING, "no absolute symbolic link", step="--lora-modules")
+        (tmp_path / "live").symlink_to(tmp_path)
+        engine.models[1]["root"] = str(tmp_path / "live")
         assert [one.level for one in await asked(settings, "swapping")] == [Level.OK]
 
 
