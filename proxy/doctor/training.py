@@ -66,21 +66,33 @@ def _refused(version: PolicyVersion, live: int) -> Finding:
 
 
 def gate(subject: Subject) -> Iterator[Finding]:
-    """The commands that judge weights and trajectories can be run."""
-    train, score = subject.settings.train, subject.settings.score
-    for name, command in (("train.gate", train.gate), ("score.command", score.command)):
-        if command is None:
-            continue
-        try:
-            program = shlex.split(command)[0]
-        except (ValueError, IndexError):
-            program = ""
-        if not program or (shutil.which(program) is None and "=" not in program):
-            why = "Jobs fail at it, after they have trained." if name == "train.gate" else "Nothing is scored by it."
-            yield wrong(f"{name} cannot be run: {command!r} begins with no program", why, f"Correct {name}.")
-        else:
-            yield ok(f"{name} begins with a program that is there")
-    if train.gate is None:
-        yield note(
-            "no gate is set", "A version that is worse at the task goes live.", "See `gate` in docs/training.md."
-        )
+    """What judges weights and trajectories can be run."""
+    settings, held_out = subject.settings, subject.settings.held_out
+    agent = None if held_out.tasks is None else shlex.join(held_out.agent)
+    commands = {
+        "train.gate": settings.train.gate,
+        "held_out.agent": agent,
+        "held_out.score": held_out.score,
+        "score.command": settings.score.command,
+    }
+    for name, command in commands.items():
+        if command is not None:
+            yield _command(name, command)
+    if held_out.tasks is not None and not held_out.tasks.is_file():
+        what = f"the tasks of held_out are not at {held_out.tasks}"
+        yield wrong(what, "A job with this gate fails.", "Correct held_out.tasks.")
+    if settings.train.gate is None and held_out.tasks is None:
+        why = "A version that is worse at the task goes live all the same."
+        yield note("no gate is set", why, "See the gate in docs/training.md.")
+
+
+def _command(name: str, command: str) -> Finding:
+    """Whether its first word is a program, or sets a variable."""
+    try:
+        program = shlex.split(command)[0]
+    except (ValueError, IndexError):
+        program = ""
+    if program and (shutil.which(program) is not None or "=" in program):
+        return ok(f"{name} begins with a program that is there")
+    why = "Nothing is scored by it." if name == "score.command" else "A job with this gate fails."
+    return wrong(f"{name} cannot be run: {command!r} begins with no program", why, f"Correct {name}.")

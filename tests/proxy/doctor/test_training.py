@@ -68,11 +68,20 @@ def test_a_version_that_did_not_go_live(settings: Settings, store: Store, tmp_pa
     ("more", "words"),
     [
         ({"train": {"gate": "no-such-program --now"}}, "train.gate cannot be run"),
+        ({"held_out": {"tasks": __file__, "agent": ["no-such-agent", "{prompt}"]}}, "held_out.agent cannot be run"),
+        ({"held_out": {"tasks": "/no/tasks", "agent": ["sh"]}}, "the tasks of held_out are not at /no/tasks"),
         ({"score": {"command": "'unclosed"}, "train": {"gate": "sh -c true"}}, "score.command cannot be run"),
     ],
 )
 def test_a_command_that_cannot_be_run(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     only(found(settings_of(tmp_path, **more), "gate"), Level.WRONG, words, step="Correct")
+
+
+def test_a_gate_of_held_out_tasks_is_one(tmp_path: Path) -> None:
+    seen = found(
+        settings_of(tmp_path, held_out={"tasks": __file__, "agent": ["sh", "{prompt}"], "score": "sh"}), "gate"
+    )
+    assert [one.level for one in seen] == [Level.OK, Level.OK]
 
 
 def test_no_gate_is_set(tmp_path: Path) -> None:
