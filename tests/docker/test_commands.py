@@ -136,6 +136,7 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes
         process.wait(60)
 
 
+@pytest.mark.timeout(300)
 async def test_the_compose_file_migrates_serves_and_schedules(postgres_url: str, tmp_path: Path) -> None:
     async with ScriptedEngine(lambda _: Turn("Hello")).serve() as upstream:
         machine = Machine(tmp_path, postgres_url, upstream, free_port())

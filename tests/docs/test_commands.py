@@ -102,6 +102,7 @@ def test_what_the_command_line_does_not_know_is_noticed(takes: Any) -> None:
 RUN = [page for page in PAGES if any(run for run, _ in blocks(page))]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 async def test_the_marked_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
