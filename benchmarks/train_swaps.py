@@ -118,11 +118,11 @@ def _weights(kind: str, folder: Path) -> tuple[Path, Path, Path, tuple[str, ...]
         first, moved, file = POLICY, "", "model.safetensors"
         arguments: tuple[str, ...] = ()
     else:
-        from trainer.adapter import make_adapter
+        from trainer.adapter import live_link, make_adapter
 
         first, moved, file = folder / "first", "lora_B", "adapter_model.safetensors"
         make_adapter(POLICY, first, 8)
-        arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"policy={first}")
+        arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"policy={live_link(first)}")
     second = folder / "second"
     shutil.copytree(first, second)
     torch.manual_seed(0)

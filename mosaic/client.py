@@ -8,6 +8,7 @@ Both ask the same questions: `_asked` writes a request, `_answer` reads what cam
 but a stream of events, which goes on after the last one that arrived. Proxies of the environment are not used.
 """
 
+import http.client
 import json
 import time
 import urllib.error
@@ -86,10 +87,17 @@ def _unreachable(base: str, error: Exception) -> MosaicError:
 
 
 class _Reader:
-    """Events out of the lines of a stream."""
+    """Events out of the lines of a stream, and of those that follow it where it broke."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: str | None) -> None:
+        self.after = after
+        """The last event that arrived whole; None before any stream has said where it begins."""
         self._event: dict[str, str] = {}
+
+    def headers(self) -> dict[str, str]:
+        """What asks for a stream from here on."""
+        self._event = {}  # what a broken stream left is sent again
+        return {"last-event-id": self.after} if self.after else {}
 
     def line(self, line: bytes) -> Event | None:
         """The event that this line ends, but for the first, which says only where the stream begins."""
@@ -99,8 +107,14 @@ class _Reader:
             self._event[name] = value
             return None
         event, self._event = self._event, {}
+        self.after = event.get("id", self.after)
         kind = event.get("event")
         return None if kind in (None, "here") else Event(event["id"], str(kind), json.loads(event["data"]))
+
+    def goes_on(self, error: Exception) -> bool:
+        """Whether a stream that ended so is opened again: it had begun, and nobody refuses it."""
+        refused = isinstance(error, RequestError) and error.status < 500
+        return self.after is not None and not refused
 
 
 class Client:
@@ -153,6 +167,10 @@ class Client:
         """The calls of a trajectory in the order in which they ended."""
         return self._pages("trajectories", trajectory_id, "calls", query={})
 
+    def call(self, call_id: str) -> Json:
+        """One call: its parameters, what came back, how long it took."""
+        return self._ask(_asked("GET", "calls", call_id))
+
     def wait(self, trajectory_id: str, states: Iterable[str] = SETTLED, timeout_s: float = 600.0) -> Json:
         """The trajectory, once it is in one of the states. Raises `TimeoutError`."""
         wanted, until = set(states), time.monotonic() + timeout_s
@@ -174,20 +192,17 @@ class Client:
 
     def events(self, trajectory_id: str | None = None, after: str | None = None) -> Iterator[Event]:
         """What happens from now on, or after an event, without an end; a broken stream goes on where it broke."""
-        asked = _asked("GET", "events", query={"trajectory": trajectory_id})
+        asked, reader = _asked("GET", "events", query={"trajectory": trajectory_id}), _Reader(after)
         while True:
             try:
-                for event in self._stream(asked, after):
-                    after = event.event_id
-                    yield event
-            except (OSError, MosaicError) as error:
-                if isinstance(error, RequestError) or after is None:
+                yield from self._stream(asked, reader)
+            except (OSError, http.client.HTTPException, MosaicError) as error:
+                if not reader.goes_on(error):
                     raise
             time.sleep(AGAIN_S)
 
-    def _stream(self, asked: _Asked, after: str | None) -> Iterator[Event]:
-        reader = _Reader()
-        with self._open(asked, {"last-event-id": after} if after else {}, SILENT_S) as response:
+    def _stream(self, asked: _Asked, reader: _Reader) -> Iterator[Event]:
+        with self._open(asked, reader.headers(), SILENT_S) as response:
             if response.status != 200:
                 _answer(response.status, response.read())
             for line in response:
@@ -276,6 +291,10 @@ class AsyncClient:
         """The calls of a trajectory in the order in which they ended."""
         return self._pages("trajectories", trajectory_id, "calls", query={})
 
+    async def call(self, call_id: str) -> Json:
+        """One call: its parameters, what came back, how long it took."""
+        return await self._ask(_asked("GET", "calls", call_id))
+
     async def wait(self, trajectory_id: str, states: Iterable[str] = SETTLED, timeout_s: float = 600.0) -> Json:
         """The trajectory, once it is in one of the states. Raises `TimeoutError`."""
         import asyncio
@@ -303,24 +322,24 @@ class AsyncClient:
 
         import aiohttp
 
-        asked = _asked("GET", "events", query={"trajectory": trajectory_id})
+        asked, reader = _asked("GET", "events", query={"trajectory": trajectory_id}), _Reader(after)
         while True:
             try:
-                async for event in self._stream(asked, after):
-                    after = event.event_id
+                async for event in self._stream(asked, reader):
                     yield event
             except (aiohttp.ClientError, TimeoutError) as error:
-                if after is None:
+                if not reader.goes_on(error):
                     raise _unreachable(self._base, error) from error
+            except RequestError as error:
+                if not reader.goes_on(error):
+                    raise
             await asyncio.sleep(AGAIN_S)
 
-    async def _stream(self, asked: _Asked, after: str | None) -> AsyncIterator[Event]:
+    async def _stream(self, asked: _Asked, reader: _Reader) -> AsyncIterator[Event]:
         import aiohttp
 
-        reader = _Reader()
-        headers = {"last-event-id": after} if after else {}
         silence = aiohttp.ClientTimeout(total=None, sock_read=SILENT_S)
-        async with self._session.get(self._url(asked), headers=headers, timeout=silence) as response:
+        async with self._session.get(self._url(asked), headers=reader.headers(), timeout=silence) as response:
             if response.status != 200:
                 _answer(response.status, await response.read())
             async for line in response.content:

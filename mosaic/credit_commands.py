@@ -31,7 +31,7 @@ from mosaic.errors import RequestError, SettingsError
 from mosaic.records import Group, Trajectory
 from mosaic.settings import load
 from mosaic.store import Store
-from mosaic.terminal import DATABASE, JSON, print_json
+from mosaic.terminal import DATABASE, JSON, TRAJECTORY, print_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class View:
 
 
 def credit(
-    trajectory: str,
+    trajectory: str = TRAJECTORY,
     *,
     rule: str = typer.Option("mosaic", help="The rule to explain."),
     also: list[str] = typer.Option(
@@ -59,7 +59,14 @@ def credit(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Explain the credit of a trajectory: reward, rank, contribution, gate and advantage per session."""
+    """Explain the credit of a trajectory: reward, rank, contribution, gate and advantage per session.
+
+    Computed anew from what is stored, with the attempts at the same task by the same policy version; nothing is
+    written. docs/credit.md has the formulas.
+
+        mosaic credit run-17
+        mosaic credit run-17 --rule broadcast --also mosaic
+    """
     settings = load(database=database)
     group = Store(settings.database, settings.reward_window_s).group_of(trajectory)
     view = explain(group, trajectory, rule, also, estimator(contributions))

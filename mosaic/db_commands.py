@@ -9,6 +9,7 @@ from dataclasses import asdict
 import typer
 
 from mosaic.errors import SettingsError
+from mosaic.exit_codes import ExitCode
 from mosaic.records import TrajectoryState
 from mosaic.settings import load, shown_url
 from mosaic.store import upgrade as upgrade_schema
@@ -23,14 +24,18 @@ from mosaic.terminal import DATABASE, JSON, print_json, print_table, progress
 
 app = typer.Typer(help="Look after the database: upgrade, check, measure, prune.", no_args_is_help=True)
 
-BROKEN = 3
-"""Exit code of `mosaic db check` when something is broken: that of any trouble with the database."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @app.command()
 def upgrade(database: str | None = DATABASE) -> None:
-    """Bring the database to the schema of this Mosaic; stop what writes to it, and back it up before."""
+    """Bring the database to the schema of this Mosaic; stop what writes to it, and back it up before.
+
+    A database of an older release is refused by everything else until then.
+
+        mosaic db upgrade
+        mosaic db upgrade --database postgresql://mosaic@localhost/mosaic
+    """
     url = load(database=database).database
     before, after = upgrade_schema(url)
     done = f"is at {after} already" if before == after else f"upgraded from {before or 'nothing'} to {after}"
@@ -43,7 +48,13 @@ def check(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Look for what is missing or damaged; exits with 3 when something is broken."""
+    """Look for what is missing or damaged; exits with 3 when something is broken.
+
+    It says how many rows are concerned and what to do. The proxy may run meanwhile.
+
+        mosaic db check
+        mosaic db check --deep --json
+    """
     with _opened(database) as opened, progress("reading trajectories back") as bar:
         found = find_faults(opened, deep, bar if deep else None)
     if as_json:
@@ -53,12 +64,18 @@ def check(
     else:
         typer.echo("sound" if deep else "sound, as far as can be told without --deep")
     if any(finding.severity is Severity.BROKEN for finding in found):
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(ExitCode.STORE)
 
 
 @app.command()
 def stats(as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """Count rows, bytes, calls by how they ended and what they are worth, trajectories by state."""
+    """Count rows, bytes, calls by how they ended and what they are worth, trajectories by state.
+
+    The bytes of each table are measured up to a size of 1 GiB.
+
+        mosaic db stats
+        mosaic db stats --json
+    """
     with _opened(database) as opened:
         found = measure(opened)
     if as_json:
@@ -83,7 +100,14 @@ def prune(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Remove old trajectories with their calls, tokens and messages, a few at a time; the proxy may run meanwhile."""
+    """Remove old trajectories with their calls, tokens and messages, a few at a time; the proxy may run meanwhile.
+
+    `retention_days` in mosaic.toml does the same by itself.
+
+        mosaic db prune --older-than 30d --dry-run
+        mosaic db prune --older-than 30d --keep-trained-since 0
+        mosaic db prune --older-than 1w --state failed --state truncated
+    """
     if older_than is None:
         raise SettingsError(
             "prune needs --older-than: it removes for good.",

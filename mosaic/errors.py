@@ -16,11 +16,13 @@ Raise plainly where the fault is seen; a boundary (CLI, route, job) turns it int
 Every message says what was wrong and where; `next_step` says what to do about it.
 """
 
+from mosaic.exit_codes import ExitCode
+
 
 class MosaicError(Exception):
     """Base of every error that Mosaic raises on purpose."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILURE
 
     def __init__(self, message: str, next_step: str = "") -> None:
         super().__init__(message)
@@ -34,13 +36,13 @@ class MosaicError(Exception):
 class SettingsError(MosaicError):
     """A setting is unknown, malformed or contradicts another."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class StoreError(MosaicError):
     """The database cannot be used."""
 
-    exit_code = 3
+    exit_code = ExitCode.STORE
 
     def __init__(self, message: str, next_step: str = "", *, permanent: bool = False) -> None:
         super().__init__(message, next_step)
@@ -59,25 +61,25 @@ class RequestError(MosaicError):
 class EngineError(MosaicError):
     """The inference engine is unreachable, died or answered something unusable."""
 
-    exit_code = 4
+    exit_code = ExitCode.ENGINE
 
 
 class TrainError(MosaicError):
     """Training could not start or did not finish."""
 
-    exit_code = 5
+    exit_code = ExitCode.TRAIN
 
 
 class NothingToTrain(TrainError):
     """No trajectory carries a learning signal; the message counts why each was left out."""
 
-    exit_code = 6
+    exit_code = ExitCode.NOTHING_TO_TRAIN
 
 
 class PublishError(MosaicError):
     """New weights could not be put live; the previous version serves on."""
 
-    exit_code = 7
+    exit_code = ExitCode.PUBLISH
 
 
 class GateError(PublishError):
@@ -91,4 +93,4 @@ class PolicyPinned(PublishError):
 class LeaseTaken(MosaicError):
     """Another process does this work, which only one may do at a time."""
 
-    exit_code = 8
+    exit_code = ExitCode.TAKEN

@@ -14,11 +14,17 @@ from mosaic.records import Session, Trajectory, TrajectoryState
 from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.explaining import Certificate
-from mosaic.terminal import DATABASE, JSON, print_json, print_table
+from mosaic.terminal import DATABASE, JSON, TRAJECTORY, print_json, print_table
 
 
-def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """Show a trajectory's tree of sessions: kind, calls, tokens, score, reward, and what of it can be trained."""
+def show(trajectory: str = TRAJECTORY, as_json: bool = JSON, database: str | None = DATABASE) -> None:
+    """Show a trajectory's tree of sessions: kind, calls, tokens, score, reward, and what of it can be trained.
+
+    A session names its kind, what its calls sampled, how it ended and why it stands where it stands.
+
+        mosaic show run-17
+        mosaic show run-17 --json
+    """
     store = _store(database)
     found, links = store.trajectory(trajectory), store.links(trajectory)
     made, counted = store.fidelity(trajectory), store.certificate(trajectory)
@@ -42,8 +48,18 @@ def show(trajectory: str, as_json: bool = JSON, database: str | None = DATABASE)
     typer.echo(_certified(counted))
 
 
-def explain(call: str, as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """Say why a call stands where it stands, and what else was considered."""
+def explain(
+    call: str = typer.Argument(help="Id of the call: `mosaic tail --json`, `mosaic show ID --json`, x-mosaic-call-id."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
+    """Say why a call stands where it stands, and what else was considered.
+
+    Evidence and scores are those of docs/lineage.md.
+
+        mosaic explain 5f0c9d2e41aa4b0f
+        mosaic explain 5f0c9d2e41aa4b0f --json
+    """
     found = _store(database).explain(call)
     if as_json:
         print_json(found)
@@ -57,7 +73,14 @@ def unlinked(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """List the sessions that are roots for want of evidence, for review."""
+    """List the sessions that are roots for want of evidence, for review.
+
+    A long list means that an agent's traffic says too little of what belongs together: name the attempt in the path
+    (`/t/NAME/v1`), the key (`mosaic key`) or the header `x-mosaic-trajectory`.
+
+        mosaic unlinked
+        mosaic unlinked --limit 1000 --json
+    """
     found = _store(database).unlinked(limit)
     if as_json:
         print_json([asdict(one) for one in found])
@@ -71,7 +94,13 @@ def certificate(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Count which calls are exact, spliced, inexact or auxiliary, and where sessions fork, by cause."""
+    """Count which calls are exact, spliced, inexact or auxiliary, and where sessions fork, by cause.
+
+    Only exact calls of the task are trained; every call is counted once.
+
+        mosaic certificate
+        mosaic certificate run-17 --json
+    """
     store = _store(database)
     if trajectory is not None:
         store.trajectory(trajectory)

@@ -65,7 +65,14 @@ def rollout(
 ) -> None:
     """Make attempts at tasks with any agent, each its own trajectory, and say how they went.
 
+    `mosaic serve` must run. The agent gets the proxy's address and a key of its own attempt in OPENAI_BASE_URL,
+    OPENAI_API_KEY and their like; a scorer reads what is told it in MOSAIC_* variables (docs/rollouts.md).
+
     The last line printed is the mean reward over the scored attempts. Exits with 1 when every attempt failed.
+
+        mosaic rollout tasks.jsonl --attempts 8 --score "python score.py" -- your-agent "{prompt}"
+        mosaic rollout tasks.jsonl --function agents:solve --score-function agents:judge --timeout 10m
+        mosaic rollout tasks.jsonl --run nightly-3 --score "python score.py" -- your-agent "{prompt}"
     """
     settings = load()
     found = read_tasks(tasks)

@@ -38,6 +38,10 @@ def score(
 
     One that cannot be scored becomes unscorable; one on which the scorer fails stays as it is. Exits with 1 when it
     failed on all.
+
+        mosaic score --command "python grade.py" --dry-run
+        mosaic score --function grading:reward --only "run-7-%"
+        mosaic score --judge http://localhost:9000/v1 --judge-model judge --rubric "Is the answer right?"
     """
     settings = load(database=database)
     given: dict[str, Any] = {"function": function, "command": command, "judge": judge, "judge_model": judge_model}

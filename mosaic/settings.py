@@ -98,6 +98,7 @@ class TrainConfig(BaseModel):
     )
     track_project: str = Field("mosaic", description="Project under which trackio and wandb keep them.")
     track_run: str | None = Field(None, description="Name of the run there; unset: that of the folder `output`.")
+    keep_logprobs: bool = Field(True, description="Keep what the trainer said of each token that it trained, 4 B each.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
 
@@ -139,6 +140,26 @@ class ScoreConfig(BaseModel):
     in_jobs: bool = Field(True, description="Whether a training job scores what is closed before it selects.")
 
 
+class HeldOutConfig(BaseModel):
+    """Tasks that are attempted before and after new weights go live; a version that does worse does not stay."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tasks: Path | None = Field(
+        None, description="File of tasks, as for `mosaic rollout`; unset: there is no such gate."
+    )
+    agent: list[str] = Field([], description='Command line of the agent: ["my-agent", "--task", "{prompt}"].')
+    score: str | None = Field(None, description="Shell command that scores an attempt: its last line is the reward.")
+    score_function: str | None = Field(None, description="Python function that scores an attempt, module:function.")
+    attempts: int = Field(1, ge=1, description="Attempts at each task, each time.")
+    concurrency: int = Field(4, ge=1, description="Attempts at once.")
+    timeout_s: float = Field(1800.0, gt=0, description="Seconds after which an attempt, and its scorer, is given up.")
+    margin: float = Field(0.0, ge=0, description="How much lower the mean reward may be with the new version.")
+    failed_reward: float = Field(0.0, description="What an attempt counts that failed or ran out of time.")
+    folder: Path = Field(Path("var/rollouts"), description="Receives a folder for each run, and in it each attempt.")
+    proxy: str | None = Field(None, description="Address of `mosaic serve`; unset: that of `host` and `port`.")
+
+
 class OtherModel(BaseModel):
     """An engine that does not serve the policy, for an agent's side calls."""
 
@@ -175,8 +196,11 @@ class Settings(BaseSettings):
         None, description="Name under which the engine serves the policy; a LoRA adapter's. Unset: the first it lists."
     )
     webhook_secret: SecretStr | None = Field(
-        None, min_length=16, description="Signs rewards that come by webhook, without a key; unset takes none."
+        None,
+        min_length=16,
+        description="Signs webhooks: rewards without a key, and what webhook_url is told.",
     )
+    webhook_url: str | None = Field(None, description="Is told how jobs ended, by POST; unset: nobody is.")
     replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."
@@ -222,6 +246,10 @@ class Settings(BaseSettings):
     )
     score: ScoreConfig = Field(
         default_factory=lambda: ScoreConfig.model_validate({}), description="Who says how trajectories went."
+    )
+    held_out: HeldOutConfig = Field(
+        default_factory=lambda: HeldOutConfig.model_validate({}),
+        description="Tasks at which new weights may not be worse.",
     )
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
 

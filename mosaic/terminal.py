@@ -12,6 +12,7 @@ from rich.table import Table
 
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 DATABASE = typer.Option(None, help="SQLAlchemy URL of the store.")
+TRAJECTORY = typer.Argument(help="Id of the trajectory, as `mosaic trajectories` lists it.")
 
 
 def print_json(value: object) -> None:

@@ -39,7 +39,14 @@ def export_(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Write trajectories with sessions, messages, calls, tokens, rewards and advantages to a file."""
+    """Write trajectories with sessions, messages, calls, tokens, rewards and advantages to a file.
+
+    docs/export.md has the format.
+
+        mosaic export runs.jsonl.gz
+        mosaic export runs.parquet --format parquet --state scored --state trained
+        mosaic export runs --format hf --like "run-7-%"
+    """
     states = [one.value for one in state or ()]
     with _opened(database) as opened:
         total = portable_rows.number(opened, like, states)
@@ -57,7 +64,13 @@ def import_(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Read exported trajectories into the store; those that are there already are left as they are."""
+    """Read exported trajectories into the store; those that are there already are left as they are.
+
+    The form is recognised. A record that is refused ends the import; what came before it stays.
+
+        mosaic import runs.jsonl.gz
+        mosaic import runs --database sqlite:///other.db
+    """
     done = {"imported": 0, "skipped": 0}
     with _opened(database) as opened:
         try:

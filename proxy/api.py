@@ -62,7 +62,7 @@ class Refusal(BaseModel):
 
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Refusal} for status in (400, 401, 403, 404, 405, 408, 413, 422, 500, 503, 507)
+    status: {"model": Refusal} for status in (400, 401, 403, 404, 405, 408, 409, 413, 422, 500, 503, 507)
 }
 """What any control route may answer besides its own."""
 

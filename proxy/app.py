@@ -20,7 +20,7 @@ from mosaic import logs
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
-from proxy import api, browse_api, maintenance, metrics, webhooks
+from proxy import announcements, api, browse_api, maintenance, metrics, webhooks
 from proxy.access import check_bind, check_host, check_key
 from proxy.events import Events
 from proxy.exchange import headers_of
@@ -105,7 +105,10 @@ class Application:
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
         try:
-            async with maintenance.running(self._store, self._settings):
+            async with (
+                maintenance.running(self._store, self._settings),
+                announcements.running(self._store, self._settings),
+            ):
                 with self._events.ended_by_signals():
                     yield
         finally:
@@ -145,6 +148,7 @@ def create_app(settings: Settings | None = None) -> Application:
         _end_with(supervisor.pid)
     settings = settings or load()
     check_bind(settings)
+    announcements.check(settings)
     return Application(settings)
 
 

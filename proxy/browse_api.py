@@ -1,6 +1,6 @@
 """The reading half of the control API: all that the dashboard shows, page by page, and what happens, live."""
 
-import math
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.errors import RequestError
 from mosaic.settings import Settings
-from mosaic.store import Store, browsing, call_browsing, progress
+from mosaic.store import Store, browsing, call_browsing, progress, schedules
 from mosaic.store.browsing import Filter, Page
 from mosaic.store.reading import load, read_trajectories
 from mosaic.store.stats import stats
 from proxy.api import REFUSALS
 from proxy.doctor import findings
 from proxy.events import Events
+from proxy.ui.call_view import finite
 from proxy.ui.group_view import GroupView, Task, group_view
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Items of a page, at most.")]
@@ -103,13 +104,15 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
 
     @api.get("/calls/{call_id}/tokens")
     def show_tokens(call_id: str, choice: int = Query(0, ge=0, lt=2**31)) -> dict[str, Any]:
-        """Prompt ids, sampled ids with logprobs, and which policy version sampled which of them."""
+        """Prompt ids, sampled ids with logprobs, and which policy version sampled which of them; and what the trainer
+        said of them, null for what was not trained."""
         with store.database.reading() as connection:
             found = call_browsing.choice_tokens(connection, call_id, choice)
         return {
             "prompt_ids": found.prompt_P.tolist(),
             "ids": found.ids_T.tolist(),
-            "logprobs": [value if math.isfinite(value) else None for value in found.logprobs_T.tolist()],
+            "logprobs": finite(found.logprobs_T),
+            "training_logprobs": None if found.training_logprobs_T is None else finite(found.training_logprobs_T),
             "versions": found.versions,
         }
 
@@ -130,6 +133,17 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
                 "jobs": [asdict(one) for one in progress.jobs(connection)],
                 "versions": [asdict(one) for one in progress.versions(connection)],
             }
+
+    @api.get("/schedule")
+    def show_schedule() -> dict[str, Any]:
+        """What the schedule said when it last looked, whether a run is asked for, and who runs it (null: nobody)."""
+        with store.database.reading() as connection:
+            return {**asdict(schedules.read(connection)), "owner": store.lease_holder(schedules.LEASE)}
+
+    @api.post("/schedule/run")
+    def run_now() -> dict[str, Any]:
+        """Ask the schedule for a run now, whatever its clock and conditions say; it begins at its next look."""
+        return {"asked_at": ask_for_run(store)}
 
     @api.get("/findings", response_model=Some)
     def show_findings() -> dict[str, Any]:
@@ -155,6 +169,16 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
 def paged(found: "Page[Any]") -> dict[str, Any]:
     """A page as JSON."""
     return {"items": [asdict(item) for item in found.items], "next": found.next}
+
+
+def ask_for_run(store: Store) -> float:
+    """Ask the schedule for a run now. Raises `RequestError` (409) when no schedule runs that would take it."""
+    if store.lease_holder(schedules.LEASE) is None:
+        raise RequestError("no schedule runs.", "Start `mosaic schedule`, or run `mosaic train`.", status=409)
+    now = time.time()
+    with store.database.writing() as connection:
+        schedules.change(connection, asked_at=now)
+    return now
 
 
 def group_of(store: Store, task_key: str, version: int | None = None) -> GroupView:

@@ -1,5 +1,6 @@
 """The commands that the proxy adds to `mosaic`."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -7,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -39,7 +39,16 @@ def serve(
     workers: int | None = typer.Option(None, help="Proxy processes that serve the port together."),
     record: bool | None = typer.Option(None, help="Whether to record calls, or only to forward them."),
 ) -> None:
-    """Stand in front of the engine and record every call."""
+    """Stand in front of the engine and record every call.
+
+    Agents speak to it as to the engine, under `/v1` or, to name the attempt, `/t/NAME/v1`; the dashboard is at `/ui`.
+    An address that others can reach needs `api_keys`. With a `[schedule]` in mosaic.toml training jobs start by
+    themselves. SIGTERM lets open calls end for `drain_s`.
+
+        mosaic serve --upstream http://localhost:8000/v1
+        mosaic serve --workers 4 --database postgresql://mosaic@localhost/mosaic
+        mosaic serve --host 0.0.0.0 --port 80
+    """
     flags = {
         "upstream": upstream,
         "host": host,
@@ -73,7 +82,8 @@ def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.soc
     # asked before uvicorn listens to signals.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     typer.echo(said, err=True)
-    server.run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # nor, for the same reason, is Ctrl-C
+        server.run(sockets=[listener])
 
 
 def relink(
@@ -82,7 +92,13 @@ def relink(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Find sessions and trajectories again from the recorded calls, with the rules and tables of this release."""
+    """Find sessions and trajectories again from the recorded calls, with the rules and tables of this release.
+
+    States and rewards stay with their trajectories. Run it after an upgrade, or after a harness was added.
+
+        mosaic relink --dry-run
+        mosaic relink --json
+    """
     settings = load(database=database)
     store = Store(settings.database, settings.reward_window_s)
     with progress("relinking") as on_progress:
@@ -100,7 +116,7 @@ def relink(
     )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _schedule(settings: Settings) -> Iterator[None]:
     """Run the schedule of [schedule], if there is one, in a process of its own: the proxy loads nothing of training."""
     if not settings.schedule.starts:
@@ -120,8 +136,14 @@ def _schedule(settings: Settings) -> Iterator[None]:
             process.wait()
 
 
-def key(trajectory: str) -> None:
-    """Print a key with which an agent can make calls, and only of this trajectory."""
+def key(trajectory: str = typer.Argument(help="Name of the attempt, new or not.")) -> None:
+    """Print a key with which an agent can make calls, and only of this trajectory.
+
+    It is signed with `trajectory_secret`, kept nowhere, and opens nothing else: an agent that can only be given a key
+    so names its attempt.
+
+        mosaic key run-17
+    """
     typer.echo(trajectory_key(load(), trajectory))
 
 

@@ -40,10 +40,11 @@ ProxyFactory = Callable[..., AbstractAsyncContextManager[Proxy]]
 
 
 @asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[str]:
-    """Serve the proxy in this event loop; yields its address."""
+async def serving(settings: Settings, port: int = 0) -> AsyncIterator[str]:
+    """Serve the proxy in this event loop, on a free port unless it is given; yields its address."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     config = uvicorn.Config(create_app(settings), http=Connection, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))

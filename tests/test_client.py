@@ -146,6 +146,41 @@ async def test_a_stream_that_breaks_goes_on_where_it_broke(
         assert [event.data["trajectory_id"] for event in await reading] == ["run-000"] * 2 + ["run-001"] * 2
 
 
+async def test_a_stream_that_breaks_before_anything_has_happened_goes_on_too(
+    start_proxy: ProxyFactory, use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[events.Events] = []
+    readers: list[Any] = []
+
+    class Seen(client_module._Reader):
+        def __init__(self, after: str | None) -> None:
+            super().__init__(after)
+            readers.append(self)
+
+    def answer(self: events.Events, *args: Any) -> Any:
+        streams.append(self)
+        return original(self, *args)
+
+    original = events.Events.answer
+    monkeypatch.setattr(events.Events, "answer", answer)
+    monkeypatch.setattr(client_module, "_Reader", Seen)
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        reading = asyncio.ensure_future(use(proxy, "events", most=2))
+        await until(lambda: readers and readers[0].after)
+        streams[0].stop()
+        told(proxy, 1)
+        await until(lambda: len(streams) > 1)
+        streams[0]._stopped = False
+        assert [event.data["trajectory_id"] for event in await reading] == ["run-000"] * 2
+
+
+async def test_a_call_is_shown_by_its_id(start_proxy: ProxyFactory, use: Use) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        told(proxy, 1)
+        found = await use(proxy, "call", "call-run-000-1")
+        assert (found["trajectory_id"], found["choices"][0]["body"]["content"]) == ("run-000", "This is reply 1")
+
+
 async def test_refusals_are_told_in_the_apis_own_words(start_proxy: ProxyFactory, use: Use) -> None:
     async with start_proxy(lambda _: Turn("Hi"), api_keys=["good"]) as proxy:
         for name, args in (("trajectories", ()), ("trajectory", ("x",)), ("events", ())):

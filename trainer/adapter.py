@@ -11,15 +11,23 @@ from typing import Any
 from mosaic.errors import SettingsError
 
 
-def make_adapter(base: Path, folder: Path, rank: int, seed: int = 0) -> None:
-    """Write an adapter of all linear layers but the output head, with the base model's tokenizer beside it.
+def live_link(folder: Path) -> Path:
+    """The symbolic link beside a first adapter, from which engines read the adapter that is live."""
+    return folder.absolute().with_name(f"{folder.name}-live")
 
-    Raises `SettingsError` when there is no such model, or the folder is taken.
+
+def make_adapter(base: Path, folder: Path, rank: int, seed: int = 0) -> None:
+    """Write an adapter of all linear layers but the output head, with the base model's tokenizer in it and its link
+    beside it.
+
+    Raises `SettingsError` when there is no such model, or the folder or the link is taken.
     """
     if not (base / "config.json").is_file():
         raise SettingsError(f"{base} holds no checkpoint (no config.json).", "Give the folder that vLLM serves.")
-    if folder.exists():
-        raise SettingsError(f"{folder} exists already.", "Give a new folder.")
+    link = live_link(folder)
+    for taken in (folder, link):
+        if taken.exists() or taken.is_symlink():
+            raise SettingsError(f"{taken} exists already.", "Give a new folder.")
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -35,3 +43,4 @@ def make_adapter(base: Path, folder: Path, rank: int, seed: int = 0) -> None:
     config = json.loads((folder / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = str(base.resolve())
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+    link.symlink_to(folder.absolute())

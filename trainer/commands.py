@@ -38,7 +38,11 @@ def train(
     """Train once on what is scored and untrained, and put the new weights into the running engine.
 
     A job that died is taken up where it stood. Exits with 6 when there is nothing to learn from, with 8 while another
-    job runs.
+    job runs. docs/training.md tells what a job does, and what `[train]` in mosaic.toml changes in it.
+
+        mosaic train --dry-run --model /path/to/the/checkpoint
+        mosaic train --model /path/to/the/checkpoint
+        mosaic train --only "run-7-%" --newer-than 2d
     """
     age = None if newer_than is None else seconds(newer_than, "--newer-than")
     given = {"model": model, "credit": credit, "only": only, "task": task, "max_age_s": age}
@@ -71,6 +75,10 @@ def schedule(
 
     A run that was missed is made up for, once. Several schedules on one database are as one. `mosaic serve` runs the
     schedule of mosaic.toml by itself.
+
+        mosaic schedule --cron "0 3 * * *"
+        mosaic schedule --every 2h --hours 22:00-06:00
+        mosaic schedule --when-scored 256 --idle 10m
     """
     from trainer.schedule import Schedule, TrainProcess, run
 

@@ -31,7 +31,6 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # Opens the endpoints that swap weights; they must never be reachable through the proxy.
     "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
 GONE_S = 5.0
 """Seconds that killed processes get to be gone."""

@@ -4,6 +4,7 @@ They exist only with `VLLM_SERVER_DEV_MODE=1`, and must never be reachable throu
 """
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class EngineControl:
     model: str = "policy"
     """Served model name; an adapter's own, where the policy is one."""
     adapter: bool = False
-    """Whether `load` loads LoRA adapters under `model`, instead of weights in place."""
+    """Whether `load` gives `model`, a LoRA adapter, other weights, instead of loading the engine's own in place."""
     pause_mode: PauseMode = "keep"
     nccl_workers: int = 0
     """GPUs of the engine, to which weights are sent by NCCL; 0: it reads them from the checkpoint's folder."""
@@ -56,27 +57,54 @@ class EngineControl:
         return bool(self._call("/is_paused", None)["is_paused"])
 
     def load(self, checkpoint: Path, version: int) -> None:
-        """Load a checkpoint (its weights in place, or an adapter under its name), name it `version` and drop every KV
-        value of the old ones.
+        """Load a checkpoint (its weights in place, or as the adapter), name it `version` and drop every KV value of the
+        old ones.
 
         Frozen requests give up their KV cache as well and are prefilled again with the new weights. Otherwise they
         would keep its blocks, vLLM would then keep the whole prefix cache (`success: false`), and new tokens would be
         sampled from a mixture of old and new weights whose logprobs no trainer can reproduce.
         """
-        path = str(checkpoint.resolve())
         if self.adapter:
-            named = {"lora_name": self.model, "lora_path": path, "load_inplace": True}
-            self._call("/v1/load_lora_adapter", named, self.load_timeout)
+            self._switch_adapter(checkpoint.resolve())
         elif self.nccl_workers:
             from trainer.nccl import send
 
             send(self.base_url, checkpoint, self.nccl_workers)
         else:
-            reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-            self._call("/collective_rpc", reload, self.load_timeout)
+            self._call_workers("reload_weights", weights_path=str(checkpoint.resolve()))
         self._call("/update_weight_version", {"new_version": str(version)})
         if not self._call("/reset_prefix_cache?reset_running_requests=true", {})["success"]:
             raise EngineError(f"{self.base_url} did not drop the KV cache of the old weights.", "Restart the engine.")
+
+    def _switch_adapter(self, folder: Path) -> None:
+        """Point the adapter's link to another folder and let the engine forget what it has read: its next step reads
+        the adapter anew, for all requests.
+
+        vLLM's own in-place load would not do. In 0.32 each request keeps the path that it began with and, once an
+        adapter was loaded in place, reads it again at every step: a frozen request brings the old weights back, for the
+        whole batch (run; vllm-project/vllm#33791).
+        """
+        link = self.adapter_link()
+        if not (folder / "adapter_model.safetensors").is_file():
+            raise EngineError(f"{folder} holds no adapter.", "Give a folder with adapter_model.safetensors.")
+        beside = link.with_name(f".{link.name}-{os.getpid()}")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(folder)
+        beside.replace(link)
+        for adapter_id in self._call_workers("list_loras")[0]:
+            self._call_workers("remove_lora", lora_id=adapter_id)
+
+    def adapter_link(self) -> Path:
+        """Return the symbolic link from which the engine reads the adapter. Raises EngineError when it is none."""
+        served = self._call("/v1/models", None).get("data") or []
+        root = next((Path(str(model.get("root"))) for model in served if model["id"] == self.model), Path())
+        if not root.is_absolute() or not root.is_symlink():
+            raise EngineError(
+                f"{self.base_url} reads the adapter {self.model!r} from {root}, which is no absolute symbolic link.",
+                f"Make one (ln -s FOLDER LINK; `mosaic policy adapter` does) and start vLLM with --lora-modules "
+                f"{self.model}=LINK.",
+            )
+        return root
 
     def version(self) -> str | None:
         """Return the version that the engine believes to serve, as set by `load`."""
@@ -143,6 +171,11 @@ class EngineControl:
         values = [float(row[f"token_id:{token}"]) for row, token in zip(rows, continuation, strict=True)]
         return values, int(details.get("cached_tokens") or 0)
 
+    def _call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method of the engine's workers; return what each of them answered."""
+        answer = self._call("/collective_rpc", {"method": method, "kwargs": arguments}, self.load_timeout)
+        return list(answer.get("results") or [])
+
     def _call(self, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> dict[str, Any]:
         """POST the body, or GET without one; raise EngineError unless the answer is a 2xx."""
         data = None if body is None else json.dumps(body).encode()
@@ -165,8 +198,7 @@ class EngineControl:
                 "Check that the engine runs (`upstream` in mosaic.toml, or --upstream).",
             ) from error
         try:
-            # Loading an adapter is answered in words.
-            parsed = json.loads(content) if content and not path.endswith("lora_adapter") else {}
+            parsed = json.loads(content) if content else {}
         except ValueError as error:
             raise EngineError(f"{self.base_url}{path} answered with no JSON.", "Check that it is vLLM.") from error
         return parsed if isinstance(parsed, dict) else {"value": parsed}

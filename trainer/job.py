@@ -22,28 +22,31 @@ from mosaic.lease import Lease, held
 from mosaic.records import IdArray, JobState
 from mosaic.scoring.passive import score_configured
 from mosaic.settings import Settings, TrainConfig
-from mosaic.store import Store
+from mosaic.store import Store, trained_tokens
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
 from trainer.batches import Normalisation
 from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
-from trainer.gate import Gate
+from trainer.gate import Gate, gate_of
 from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
 from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
-from trainer.round import OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
+from trainer.round import LOGPROBS_FILE, OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
 from trainer.round_process import RoundRequest, run_round
 from trainer.selection import Selection, choose, rule
 from trainer.tracking import Tracking, check_trackers
+from trainer.trained_logprobs import load_logprobs
 
 LEASE = "training"
 """Who holds it may train and change what the engines serve."""
 MAX_ATTEMPTS = 3
 """A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
+CALLS_AT_ONCE = 200
+"""Calls of which one transaction keeps the trainer's logprobs."""
 
 KEPT_OUT = {
-    *("keep_checkpoints", "output", "max_trajectories", "launch", "nice", "threads"),
+    *("keep_checkpoints", "keep_logprobs", "output", "max_trajectories", "launch", "nice", "threads"),
     *("trackers", "track_project", "track_run"),
     *("pause", "transport", "nccl_workers", "gate", "gate_tolerance", "gate_timeout_s"),
 }
@@ -103,6 +106,7 @@ def run_job(
     """
     rule(settings.train)  # a setting that cannot be used is said at once
     check_trackers(settings.train)
+    gate_of(settings)
     with held(store, LEASE) as lease:
         job = store.unsettled_job()
         given_up = "given up: a fresh job was asked for" if fresh else None
@@ -194,12 +198,14 @@ def _run(work: _Work, on_step: Callable[[StepReport], None] | None) -> JobReport
 def _to_its_end(work: _Work, on_step: Callable[[StepReport], None]) -> JobReport:
     if work.job.state in (JobState.SELECTED, JobState.CREDITED):
         _train(work, on_step)
-    gate = Gate.of(work.settings.train)
+    gate = gate_of(work.settings)
     if work.job.state is JobState.TRAINED:
         _publish(work, gate)
     published = PublishReport.from_metrics(work.store.job_metrics(work.job.job_id))
     trained = TrainReport.load(work.checkpoint / REPORT_FILE)
     rejected = None if gate is None else _gate(work, gate, published.version)
+    if work.config.keep_logprobs:
+        _keep_logprobs(work)
     chosen = work.job.selection
     work.store.finish_training(
         work.job.job_id,
@@ -283,7 +289,8 @@ def _publish(work: _Work, gate: Gate | None) -> None:
     store, job = work.store, work.job
     live, _ = store.policy()
     if gate is not None and live == job.policy_from:
-        store.job_reached(job.job_id, JobState.TRAINED, metrics={"gate_before": gate.score("before", live)})
+        score = gate.judge.score("before", live, job.job_id)
+        store.job_reached(job.job_id, JobState.TRAINED, metrics={"gate_before": score})
     version = job.policy_to or store.new_version(str(work.checkpoint), job.job_id)
     probe = np.array(job.selection["probe"], np.int32)
     publication = Publication(work.checkpoint, version, work.model, job.policy_from, probe)
@@ -299,7 +306,7 @@ def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
         log.warning("no gate: it was set after the version went live", version=version)
         return None
     try:
-        after = gate.score("after", version)
+        after = gate.judge.score("after", version, job.job_id)
         work.reached(JobState.VERIFIED, metrics={"gate_after": after})
         gate.check(before, after, version)
     except PublishError as error:
@@ -308,6 +315,14 @@ def _gate(work: _Work, gate: Gate, version: int) -> PublishError | None:
         store.version_failed(version)
         return error
     return None
+
+
+def _keep_logprobs(work: _Work) -> None:
+    """Tell the store what the trainer said of each token; a few calls at a time, since proxies write as well."""
+    said = list(load_logprobs(work.checkpoint / LOGPROBS_FILE))
+    for at in range(0, len(said), CALLS_AT_ONCE):
+        with work.store.database.writing() as connection:
+            trained_tokens.keep(connection, work.job.job_id, said[at : at + CALLS_AT_ONCE])
 
 
 def train_settings(config: TrainConfig) -> TrainSettings:

@@ -22,7 +22,13 @@ LEASE = "training"
 
 @app.command("list")
 def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """List all policy versions, newest first; a star marks the live one."""
+    """List all policy versions, newest first; a star marks the live one.
+
+    Version 0 is the checkpoint that the engine started with; weights put back have a number of their own.
+
+        mosaic policy list
+        mosaic policy list --json
+    """
     store = Store(load(database=database).database)
     live, _ = store.policy()
     found = store.versions()[::-1]
@@ -42,8 +48,16 @@ def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
 
 
 @app.command()
-def show(version: int, as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """Show one version: its weights, how it was verified, and the job that trained it."""
+def show(
+    version: int = typer.Argument(help="Number of the version."), as_json: bool = JSON, database: str | None = DATABASE
+) -> None:
+    """Show one version: its weights, how it was verified, and the job that trained it.
+
+    The gap is the distance in nats between the engine's logprobs and the trainer's for the same tokens.
+
+        mosaic policy show 7
+        mosaic policy show 7 --json
+    """
     store = Store(load(database=database).database)
     found = find(store, version)
     job = None if found.job_id is None else store.job(found.job_id)
@@ -65,7 +79,14 @@ def rollback(
     upstream: str | None = UPSTREAM,
     database: str | None = DATABASE,
 ) -> None:
-    """Serve earlier weights again, under a new version number; no request is lost."""
+    """Serve earlier weights again, under a new version number; no request is lost.
+
+    Version 0 needs the checkpoint that the engine started with: `--model`, or `train.model`.
+
+        mosaic policy rollback
+        mosaic policy rollback 5
+        mosaic policy rollback 0 --model /path/to/the/first/checkpoint
+    """
     typer.echo(_serve_again(version, model, upstream, database)[1])
 
 
@@ -78,7 +99,14 @@ def pin(
     upstream: str | None = UPSTREAM,
     database: str | None = DATABASE,
 ) -> None:
-    """Hold a version: no job trains or publishes until `mosaic policy pin --off`; its checkpoint is kept."""
+    """Hold a version: no job trains or publishes until `mosaic policy pin --off`; its checkpoint is kept.
+
+    With a number, its weights are put live first.
+
+        mosaic policy pin
+        mosaic policy pin 5
+        mosaic policy pin --off
+    """
     store = Store(load(database=database).database)
     if off:
         store.pin(None)
@@ -100,12 +128,19 @@ def adapter(
     rank: int = typer.Option(16, min=1, help="Rank of the adapter's matrices (--max-lora-rank of vLLM)."),
     seed: int = typer.Option(0, help="Of its first matrices; the second are zero, so it changes nothing yet."),
 ) -> None:
-    """Make a first LoRA adapter, equal to its base model, for vLLM to start with and for jobs to train."""
-    from trainer.adapter import make_adapter
+    """Make a first LoRA adapter, equal to its base model, for vLLM to start with and for jobs to train.
+
+    It prints how to start vLLM with it and what to write into mosaic.toml.
+
+        mosaic policy adapter /models/base /models/adapter
+        mosaic policy adapter /models/base /models/adapter --rank 32
+    """
+    from trainer.adapter import live_link, make_adapter
 
     make_adapter(base, folder, rank, seed)
     typer.echo(
-        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} --lora-modules policy={folder}\n"
+        f"start vLLM with: --model {base} --enable-lora --max-lora-rank {max(rank, 8)} "
+        f"--lora-modules policy={live_link(folder)}\n"
         f'and set policy_model = "policy" and, under [train], model = "{folder}" in mosaic.toml'
     )
 

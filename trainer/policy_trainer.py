@@ -16,7 +16,6 @@ rows are padded on the right.
 """
 
 import os
-import pickle
 import shutil
 import tempfile
 import time
@@ -33,19 +32,16 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
 from transformers.utils.logging import disable_progress_bar
 
 from mosaic.errors import NothingToTrain, TrainError
+from mosaic.records import LogprobArray
 from trainer.batches import MicroBatch, plan_epoch, pushed
 from trainer.observer import StepObserver, Tally
 from trainer.round import (
     ADAPTER_CONFIG,
+    LOGPROBS_FILE,
     OPTIMIZER_FILE,
     REPORT_FILE,
     TOKEN_MEAN_LOSSES,
@@ -53,7 +49,9 @@ from trainer.round import (
     TrainReport,
     TrainSettings,
 )
+from trainer.round_files import OptimizerState, save_checkpoint
 from trainer.sequences import Sequence
+from trainer.trained_logprobs import save_logprobs
 
 with warnings.catch_warnings():
     # TRL names the vLLM versions that its own generation supports; we never use that.
@@ -61,9 +59,6 @@ with warnings.catch_warnings():
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
     from trl.trainer.utils import use_adapter
-
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-"""An optimizer's state by names of parameters, in one piece: it fits any number of processes."""
 
 
 def train(
@@ -88,16 +83,18 @@ def train(
     try:
         trainer = policy_trainer(model_dir, sequences, settings, working_dir)
         if optimizer_state is not None:
-            trainer.add_callback(_OptimizerState(trainer, optimizer_state, settings))
+            trainer.add_callback(OptimizerState(trainer, optimizer_state, settings))
         recorder = StepObserver(trainer, on_step)
         trainer.add_callback(recorder)
         trainer.start()
         trainer.train()
-        checkpoint = _save(trainer, model_dir, working_dir, settings.save_optimizer)
+        checkpoint = save_checkpoint(trainer, model_dir, working_dir, settings.save_optimizer)
         state_file = output_dir / OPTIMIZER_FILE if settings.save_optimizer else None
+        said = gather_object([trainer.first_logprobs])  # each process has seen its own rows
         report = recorder.report(sequences, time.monotonic() - started, output_dir, state_file)
         if trainer.accelerator.is_main_process:
             report.save(checkpoint / REPORT_FILE)
+            save_logprobs(checkpoint / LOGPROBS_FILE, sequences, {k: v for part in said for k, v in part.items()})
             checkpoint.rename(output_dir)
         trainer.accelerator.wait_for_everyone()
     finally:
@@ -222,6 +219,8 @@ class PolicyTrainer(GRPOTrainer):
         """Trained tokens of each step of an epoch, over all processes."""
         self.pushed = pushed(sequences, epoch)
         self.tally = Tally(newest_version=max(int(sequence.versions_L.max()) for sequence in sequences))
+        self.first_logprobs: dict[int, LogprobArray] = {}
+        """Row -> its logprobs (L,) before the step that first trained it; NaN where it is not trained."""
         self._proximal_logps: dict[int, torch.Tensor] = {}
         self._session_gaps: Counter[str] = Counter()
         """Σ_t log π_start/π_engine of each session, over all its rows."""
@@ -286,7 +285,8 @@ class PolicyTrainer(GRPOTrainer):
         right-padded, with `tool_mask` marking what the policy sampled. Positions are those of sampling.
         """
         rank, n_processes = self.accelerator.process_index, self.accelerator.num_processes
-        rows = [self.sequences[row] for row in micro_batch.rows[rank::n_processes]]
+        numbers = micro_batch.rows[rank::n_processes]
+        rows = [self.sequences[row] for row in numbers]
         factors = micro_batch.factors[rank::n_processes]
         n_prompt = min((row.prompt_len for row in rows), default=1)
         width = max((len(row.ids_L) for row in rows), default=2)
@@ -317,6 +317,7 @@ class PolicyTrainer(GRPOTrainer):
             "versions": versions_BL[:, n_prompt:],
         }
         batch = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in split.items()}
+        batch["rows"] = torch.tensor(numbers or [-1], device=device)
         # TRL multiplies this by the number of micro-batches of a step to get the step's token count.
         n_items = micro_batch.step_tokens / self.args.gradient_accumulation_steps
         batch["num_items_in_batch"] = torch.tensor(n_items, device=device)
@@ -356,69 +357,19 @@ class PolicyTrainer(GRPOTrainer):
         buffered: Any = self._buffered_inputs
         if torch.is_grad_enabled() and buffered:
             self.tally.add(output.log_probs.detach(), buffered[0])
+            self._keep_first(output.log_probs.detach(), buffered[0])
+
+    def _keep_first(self, logps_BL: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
+        trained_BT = batch["tool_mask"].bool()
+        n_prompt, width = batch["prompt_ids"].size(1), trained_BT.size(1)
+        said_BT = logps_BL[:, -width:].masked_fill(~trained_BT, torch.nan).float().cpu().numpy()
+        for row, said_T in zip(batch["rows"].tolist(), said_BT, strict=True):
+            if row >= 0 and row not in self.first_logprobs:
+                n_tokens = len(self.sequences[row].ids_L)
+                whole_L: LogprobArray = np.full(n_tokens, np.nan, dtype=np.float32)
+                whole_L[n_prompt:] = said_T[: n_tokens - n_prompt]
+                self.first_logprobs[row] = whole_L
 
 
 def _never(**_: Any) -> list[float | None]:
     raise AssertionError("stored sequences bring their advantages; no reward is ever computed here")
-
-
-class _OptimizerState(TrainerCallback):
-    """Puts a carried-over optimizer state in place once the model is wrapped, however it is sharded now."""
-
-    def __init__(self, trainer: "PolicyTrainer", file: Path, settings: TrainSettings) -> None:
-        self._trainer = trainer
-        self._settings = settings
-        self._file = file
-        try:
-            self._state = torch.load(file, map_location="cpu", weights_only=True)
-            _check_shapes(self._state, trainer.model)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-            raise self._error(error) from error
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Before the first step."""
-        optimizer = self._trainer.optimizer
-        assert optimizer is not None
-        try:
-            set_optimizer_state_dict(self._trainer.model_wrapped, optimizer, self._state, options=WHOLE)
-        except (ValueError, KeyError, RuntimeError, AssertionError) as error:
-            raise self._error(error) from error
-        for group in optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate
-            group.pop("initial_lr", None)
-
-    def _error(self, error: Exception) -> TrainError:
-        return TrainError(
-            f"The optimizer state {self._file} cannot be used: {error}",
-            "Remove it (the optimizer then starts afresh), or give the state of a round of the same model.",
-        )
-
-
-def _check_shapes(state: dict[str, Any], model: Any) -> None:
-    # torch would fail in the middle of the round, or not at all.
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    for name, values in state["state"].items():
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor) and value.dim() and tuple(value.shape) != shapes.get(name):
-                raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}, its parameter {shapes.get(name)}")
-
-
-def _save(trainer: PolicyTrainer, model_dir: Path, working_dir: Path, save_optimizer: bool) -> Path:
-    """Write the checkpoint beside its place, from where it is moved there in one step."""
-    checkpoint = working_dir / "checkpoint"
-    trainer.save_model(str(checkpoint))
-    state = None
-    if save_optimizer:  # every process has its part in it
-        assert trainer.optimizer is not None
-        state = get_optimizer_state_dict(trainer.model_wrapped, trainer.optimizer, options=WHOLE)
-    if trainer.accelerator.is_main_process:
-        (checkpoint / "training_args.bin").unlink(missing_ok=True)
-        shutil.rmtree(checkpoint / "ref", ignore_errors=True)  # the frozen copy of an adapter, for the KL term
-        for file in model_dir.iterdir():
-            # Config, tokenizer and template stay byte for byte those of the model that the engine was started with.
-            if file.is_file() and file.suffix not in {".safetensors", ".bin", ".pt"} and "index.json" not in file.name:
-                shutil.copyfile(file, checkpoint / file.name)
-        (checkpoint / OPTIMIZER_FILE).parent.mkdir()
-        if state is not None:
-            torch.save(state, checkpoint / OPTIMIZER_FILE)
-    return checkpoint

@@ -14,7 +14,7 @@ from mosaic.records import TrajectoryState
 from mosaic.scoring.passive import to_score
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
-from mosaic.store.listing import ScoredTrajectory
+from mosaic.store.listing import HELD_OUT, ScoredTrajectory
 from trainer.job import waiting_for
 from trainer.selection import Selection, choose, rule
 
@@ -103,6 +103,8 @@ def _reasons(selection: Selection) -> dict[str, str]:
 
 def _outside(one: ScoredTrajectory, config: TrainConfig, version: int) -> str:
     """Why a job would not even look at it."""
+    if one.trajectory_id.startswith(HELD_OUT):
+        return "held_out"
     if config.only is not None and not _like(one.trajectory_id, config.only):
         return "other_run"
     if config.task is not None and not _like(one.task_key, config.task):

@@ -51,9 +51,11 @@ def controls(settings: Settings, policy: Path) -> list[EngineControl]:
             raise SettingsError(
                 f"{policy} is a LoRA adapter, but {control.base_url} serves {', '.join(served)} and policy_model is "
                 f"{name!r}.",
-                'Start vLLM with --enable-lora --lora-modules policy=DIR, and set policy_model = "policy".',
+                'Start vLLM with --enable-lora --lora-modules policy=LINK, and set policy_model = "policy".',
             )
         found.append(replace(control, model=name or served[0]))
+        if adapter:
+            found[-1].adapter_link()
     return found
 
 
@@ -70,7 +72,9 @@ def running_engines(settings: Settings, live: Path, version: int, probe_ids_L: I
             raise EngineError(
                 f"the engine {engine.base_url} does not serve version {version}: its logprobs are {gap:.2g} nats off "
                 f"{live}, and its newest calls carry a wrong version.",
-                f"Restart it with {'--lora-modules ' + engine.model + '=' if engine.adapter else '--model '}{live}.",
+                f"Restart it with --model {live}."
+                if not engine.adapter
+                else f"Let the link of --lora-modules {engine.model}=LINK point to {live}, and restart it.",
             )
     return engines
 

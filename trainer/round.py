@@ -14,6 +14,8 @@ OPTIMIZER_FILE = Path("trainer_state") / "optimizer.pt"
 """Where a checkpoint keeps the optimizer's state; in a folder of its own, out of sight of weight loaders."""
 REPORT_FILE = Path("trainer_state") / "report.json"
 """Where it keeps the report of the round that made it."""
+LOGPROBS_FILE = Path("trainer_state") / "logprobs.npz"
+"""Where it keeps what the trainer said of the tokens that it trained."""
 TOKEN_MEAN_LOSSES = ("dapo", "cispo", "vespo")
 """TRL's losses that are homogeneous in the advantage and normalised by `num_items_in_batch`."""
 

@@ -26,9 +26,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 from mosaic.errors import LeaseTaken, SettingsError, StoreError
 from mosaic.lease import Lease
 from mosaic.settings import ScheduleConfig
-from mosaic.store import Store
+from mosaic.store import Store, schedules
 
-LEASE = "schedule"
 NOT_NOW = LeaseTaken.exit_code
 """Exit code of a job that did not begin, since another is under way."""
 JOB = [sys.executable, "-m", "mosaic", "train"]
@@ -79,21 +78,23 @@ class Schedule:
             self._due = "when_scored"
         return self._due
 
-    def may_begin(self) -> bool:
-        """Whether the conditions hold: no call lately, within the hours."""
+    def held_up(self) -> str | None:
+        """Which condition does not hold: `calls` (one ended lately), `hours`; None when a run may begin."""
         now = self._clock()
         if self._config.idle_s is not None and now - self._store.newest_call() < self._config.idle_s:
-            return False
+            return "calls"
         if self.hours is None:
-            return True
+            return None
         begins, ends = self.hours
         at = datetime.fromtimestamp(now).hour * 60 + datetime.fromtimestamp(now).minute
-        return begins <= at < ends if begins <= ends else at >= begins or at < ends
+        within = begins <= at < ends if begins <= ends else at >= begins or at < ends
+        return None if within else "hours"
 
     def tick(self) -> int | None:
-        """Run a job if one is due and may begin; returns its exit code."""
-        reason = self.due()
-        if reason is None or not self.may_begin():
+        """Run a job if one is due and may begin, or is asked for; returns its exit code."""
+        asked_at = self._look()
+        reason = self._due if asked_at is None else "asked"
+        if reason is None or (asked_at is None and self.held_up() is not None):
             return None
         log.info("scheduled job begins", reason=reason)
         code = self._train()
@@ -102,7 +103,19 @@ class Schedule:
             self._due = None
             # A job that could not even be written down (no database, bad settings) is not tried at every tick.
             self._since = self._clock()
+            if asked_at is not None:
+                with self._store.database.writing() as connection:
+                    schedules.answered(connection, asked_at)
         return code
+
+    def _look(self) -> float | None:
+        """See what is due and tell it; returns since when a run is asked for."""
+        due = self.due()
+        held_up = None if due is None else self.held_up()
+        with self._store.database.writing() as connection:
+            asked_at = schedules.read(connection).asked_at
+            schedules.change(connection, looked_at=self._clock(), next_at=self.next_at(), due=due, held_up=held_up)
+        return asked_at
 
     def _last_job(self) -> float | None:
         newest = self._store.jobs(1)
@@ -165,7 +178,7 @@ def run(store: Store, schedule: Schedule, train: TrainProcess, every_s: float, p
 
     Several may run on one database: one has the lease, the others stand by.
     """
-    lease = Lease(store, LEASE, seconds=max(3 * every_s, 30.0))
+    lease = Lease(store, schedules.LEASE, seconds=max(3 * every_s, 30.0))
     scheduler = BlockingScheduler(executors={"default": ThreadPoolExecutor(1)}, timezone=UTC)
 
     def look() -> None:

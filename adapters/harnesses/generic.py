@@ -3,6 +3,7 @@
 from mosaic.lineage import Harness
 
 _NOUN = r"(?:conversation|session|chat|thread|discussion|dialog(?:ue)?|history|context|work|progress)"
+_WRITE = "create|write|provide|give|generate|produce|make|prepare"
 
 HARNESS = Harness(
     name="generic",
@@ -23,20 +24,27 @@ HARNESS = Harness(
         **dict.fromkeys(("task", "Task", "spawn_agent", "new_task", "subagent"), "prompt"),
         "delegate_work_to_coworker": "task",
     },
-    handoffs=(r"^(?:transfer|hand_?off)_to_",),
+    handoffs=(r"^transfer_to_", r"hand_?off", r"^(?:summari[sz]e|condense|compact)_"),
     summary=(
-        rf"\b(?:summari[sz]e|condense|compact|recap)\b.{{0,60}}\b{_NOUN}\b",
+        rf"summari[sz]e\b.{{0,60}}\b{_NOUN}\b",
+        rf"condense\b.{{0,60}}\b{_NOUN}\b",
+        rf"(?:compact|recap)\b.{{0,60}}\b{_NOUN}\b",
         r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",
-        rf"\bsummary of\b.{{0,40}}\b{_NOUN}\b",
-        r"\bcontext (?:summari[sz]ation|extraction|compaction)\b",
-        r"\bhand(?:ing)? (?:off|over) your work\b",
+        rf"summary(?<!is summary)(?<!is a summary)(?<!is the summary) of\b.{{0,40}}\b{_NOUN}\b",
+        r"summari[sz]\w+ (?:(?:of|the|this|these|following|above|entire) )*"
+        r"(?:text|messages?|dialog(?:ue)?|transcript)\b",
+        r"(?:extend|expand|update|refine) (?:this|that|the|your)\b.{0,20}\bsummary\b",
+        r"context (?:summari[sz]ation|extraction|compaction)\b",
+        r"hand(?:ing)? (?:off|over) your work\b",
     ),
     auxiliary={
         "title": (
             r"\btitle generator\b",
-            rf"^\W*(?:task:\s*)?(?:please )?(?:generate|create|write|give)\b.{{0,40}}\btitle\b.{{0,40}}\b{_NOUN}\b",
+            rf"^\W*(?:task:\s*)?(?:please |you (?:will |are to |should )?)?(?:{_WRITE})s?\b"
+            rf".{{0,40}}\btitle\b.{{0,40}}\b(?:{_NOUN}|messages?|following content)\b",
         ),
         "commit message": (r"^\W*(?:you are .{0,80})?(?:generate|write|create)s?\b.{0,60}\bcommit messages?\b",),
+        "safety": (r"\bcheck if there is unsafe content in\b",),
         "quota": (r"^\W*(?:quota|ping)\W*$",),
         "warm-up": (r"^\W*warm-?up\W*$",),
     },

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 
-from mosaic.lineage import canonical
+from mosaic.lineage import canonical, phrases
 from mosaic.lineage.continuing import reply_key
 from mosaic.lineage.model import Link, Rung
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import OpenCall, Pool, Session
+from mosaic.lineage.state import End, OpenCall, Pool, Session
+from mosaic.records import SessionKind
 
 MIN_SAID = 8
 """Shortest text, in characters, that is recognised inside a longer one."""
@@ -36,6 +38,52 @@ def confirm(pool: Pool, request: Request, parent: Session) -> tuple[Link, ...]:
                 named = next((c for i, c in parent.calls.items() if i in text), child.claimed)
                 changed.update({link.session_id: link for link in _bind(pool, child, named, sure=True)})
     return tuple(changed.values())
+
+
+def heard(pool: Pool, request: Request, session: Session) -> tuple[str, ...]:
+    """The calls of agents taken for the framework's whose last text `session` is told now: they serve the task."""
+    if not session.shown:
+        return ()
+    told = [canonical.words(i.text) for i in takewhile(lambda item: not item.sampled, reversed(request.items))]
+    taken: list[str] = []
+    for child in [pool.sessions[s] for s in session.shown if s in pool.sessions]:
+        said = [canonical.words(text) for text in child.last_said]
+        if any(_reports(s, t) for s in said for t in told):
+            taken += obeyed(child)
+    return tuple(taken)
+
+
+def _reports(said: list[str], told: list[str]) -> bool:
+    """Whether a text is an agent's words, or holds them where they are too many to be another's."""
+    if len(said) < phrases.LONG:
+        return len(said) >= phrases.SHORT and said == told
+    return contains(told, " ".join(said))
+
+
+def obeyed(session: Session | None) -> tuple[str, ...]:
+    """The calls of an agent taken for the framework's, from which another session of the task has opened."""
+    if session is None or session.head_call_id is not None or session.link.kind is not SessionKind.HANDOFF:
+        return ()
+    calls = dict.fromkeys(m.call_id for m in session.marks if isinstance(m, End) and m.auxiliary is not None)
+    return tuple(call_id for call_id in calls if take_back(session, call_id))
+
+
+def take_back(session: Session, call_id: str) -> bool:
+    """Note that a call serves the task after all, when it is a session's."""
+    ends = [m for m in session.marks if isinstance(m, End) and m.call_id == call_id]
+    for end in ends:
+        end.auxiliary = None
+    for summary in session.summaries:
+        summary.used |= summary.call_id == call_id
+    if ends and session.head_call_id is None:
+        session.head_call_id = call_id
+    return bool(ends)
+
+
+def around(pool: Pool, session: Session) -> list[Session]:
+    """The sessions whose calls a call of `session` may show to serve the task."""
+    near = (session.session_id, session.link.parent_session_id, *session.shown)
+    return [pool.sessions[s] for s in near if s in pool.sessions]
 
 
 def last_of(pool: Pool, session: Session) -> Session:

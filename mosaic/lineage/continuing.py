@@ -7,18 +7,30 @@ from dataclasses import replace
 from mosaic.capture import CallStatus
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.model import Placement, Rung, Why
-from mosaic.lineage.placing import UNANCHORED, inside, opening, undecided
+from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, undecided
 from mosaic.lineage.request import Request
 from mosaic.lineage.state import End, Mark, Pool, Sent, Session, Summary, Written
 from mosaic.records import SessionKind
 
 MIN_TEXT = 12
 """Shortest reply, in characters, that is recognised by its text alone."""
+QUOTE = 240
+"""Characters of a text by which a quote of it is recognised."""
 LOOK_BACK = 3
 """Newest assistant texts in which emitted ids and texts are looked for."""
 NEWEST_IDS = 8
 """Newest tool-call ids by which it is told whether a history is tied to a trajectory."""
 _ID = re.compile(r"[\w.:-]{6,}")
+
+
+def argument_key(text: str) -> int:
+    """Where the tool calls are found that had exactly this argument."""
+    return hash(("argument", text))
+
+
+def task_key(text: str) -> int:
+    """Where the roots are found that opened with this text."""
+    return hash(("task", text))
 
 
 def end_key(chain: int) -> int:
@@ -112,6 +124,8 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     if emitter is not None and emitter.session_id != end.session_id:
         return _edited(pool, request, emitter, {**evidence, "echo": "newer"})
     asked = request.asked(k)
+    if isinstance(end, End) and end.auxiliary == "summary" and _goes_on(request, session, asked):
+        return inside(request, session, end.call_id, Why(Rung.PREFIX, most, {**evidence, "confirms": (end.call_id,)}))
     begun = _begun_by(pool, request, session, k)
     if begun is not None and (serves := _serves(request, pool.sessions[begun.session_id], begun, asked)):
         why = Why(Rung.PREFIX, min(0.95, most), {**evidence, "of": "opening"})
@@ -128,6 +142,8 @@ def _extended(pool: Pool, request: Request, ends: Sequence[Mark], k: int) -> Pla
     if _claims_another(request, session):
         return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, min(0.9, most), evidence))
     if session.head_call_id not in (end.call_id, None) and (emitter or end).call_id != session.head_call_id:
+        if compacted := compacts(pool, request, session):
+            return compacted
         return opening(pool, request, SessionKind.FORK, end, Why(Rung.PREFIX, min(0.95, most), evidence))
     return inside(request, session, end.call_id, Why(Rung.PREFIX, most, evidence))
 
@@ -186,6 +202,12 @@ def _serves(request: Request, session: Session, end: Mark, asked: str) -> str | 
     return request.harnesses.aside(asked) if asked else None
 
 
+def _goes_on(request: Request, session: Session, asked: str) -> bool:
+    """Whether a session goes on from a summary as if it had been any other answer: its user had asked for it."""
+    same = request.ok and request.same_agent(session.system, session.tools)
+    return same and request.claims.kind != "compaction" and not request.harnesses.asks_for_summary(asked)
+
+
 def echo(pool: Pool, request: Request) -> Placement | None:
     """Tool-call ids or texts that we emitted, in a history that was edited."""
     emitter = _newest_emitter(pool, request)
@@ -199,6 +221,24 @@ def echo(pool: Pool, request: Request) -> Placement | None:
             return undecided(pool, request, Why(Rung.ECHO, 0.5, {"echo": "text"}), found)
         if found:
             return _edited(pool, request, found[-1], {"echo": "text", "characters": len(text)})
+    return _altered(pool, request)
+
+
+def _altered(pool: Pool, request: Request) -> Placement | None:
+    """Texts that we emitted and that were cut, or had a tool's result added: they begin as they did. Or what was an
+    argument of a call stands there as what the agent said."""
+    said = [m for m in request.call.messages if m.get("role") == "assistant"][-LOOK_BACK:]
+    for message in reversed(said):
+        text = canonical.text_of(message.get("content"))
+        marks = phrases.beginning(pool, canonical.words(text[:QUOTE])) or pool.find(
+            argument_key(canonical.collapse(text))
+        )
+        found = [m for m in marks if same_agent(request, pool.sessions[m.session_id])]
+        alike = [m for m in found if pool.sessions[m.session_id].first_item == request.first_item] or found
+        if len({pool.sessions[m.session_id].trajectory_id for m in alike}) > 1:
+            return undecided(pool, request, Why(Rung.ECHO, 0.5, {"echo": "text"}), alike)
+        if alike:
+            return _edited(pool, request, alike[-1], {"echo": "text", "altered": True})
     return None
 
 
@@ -245,32 +285,33 @@ def compacts(pool: Pool, request: Request, session: Session) -> Placement | None
     """The request opens a session with a summary of `session`, whose newest rounds may follow it."""
     if session.tools and not request.tools:
         return None
-    open_ = [s for s in session.summaries if not s.used]
-    told = f" {' '.join(request.told)} "
+    open_ = [s for s in session.summaries if not s.used and (s.asked or request.same_system(session.system))]
+    told = f" {' '.join([*canonical.words(request.system_text), *request.told])} " if open_ else ""
     carried = [s for s in open_ if any(f" {core} " in told for core in s.cores)]
-    if not carried and request.ids and (stray := _stray_summary(pool, request, session)):
+    open_ = carried or [s for s in open_ if s.asked]
+    anew = request.first_item != session.first_item
+    if not carried and request.ids and anew and (stray := _stray_summary(pool, request, session)):
         evidence = {"summary_elsewhere": stray.call_id, "kept": True}
-        parent = Mark(session.session_id, session.head_call_id or "")
+        parent = newest(session)
         return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, 0.85, evidence))
-    if not open_ or (not carried and request.first_item == session.first_item):
+    if not open_ or (not carried and not anew):
         return None
     if carried and request.ids and all(s.part for s in carried):
         why = Why(Rung.ECHO, 0.95, {"shortened_by": [s.call_id for s in carried], "edited": True})
         return inside(request, session, session.head_call_id, why)
-    return _compacted(pool, request, session, carried)
+    return _compacted(pool, request, session, carried or open_[-1:], carried=bool(carried))
 
 
-def _compacted(pool: Pool, request: Request, session: Session, carried: list[Summary]) -> Placement:
-    """A session that goes on from `session` with the summaries that the request carries, or else the newest."""
-    open_ = [s for s in session.summaries if not s.used]
-    used = carried or open_[-1:]
-    used = [s for s in open_ if s in used or s.call_id in [u.after for u in used]]
+def _compacted(pool: Pool, request: Request, session: Session, used: list[Summary], *, carried: bool) -> Placement:
+    """A session that goes on from `session` with summaries that the request carries, or else the newest."""
+    befores = [s.after for s in used]
+    used = [s for s in session.summaries if not s.used and (s in used or s.call_id in befores)]
     # Without tool-call ids or claims, the same words may be those of an attempt whose summary is not known.
     named = request.claims.agent is not None and request.claims.agent == session.claims.agent
     anchored = named or _anchored(pool, request, session)
     sure = anchored and used[-1].score > UNANCHORED
     score = 0.97 if carried and sure else UNANCHORED if carried else 0.8
-    evidence = {"summary_calls": [s.call_id for s in used], "carried": bool(carried), "kept": bool(request.ids)}
+    evidence = {"summary_calls": [s.call_id for s in used], "carried": carried, "kept": bool(request.ids)}
     parent = Mark(session.session_id, used[-1].call_id)
     placed = opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.SUMMARY, score, evidence))
     if placed.opened is None or placed.opened.kind is not SessionKind.COMPACTION:

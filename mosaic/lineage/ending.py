@@ -19,7 +19,7 @@ def endings(pool: Pool, request: Request, placement: Placement) -> dict[str, End
             _end(pool, session, Ending.ANSWERED, changed)
     elif request.ok and session.head_call_id == placement.call_id:
         _end(pool, session, Ending.ANSWERED if request.answered_in_text else None, changed)
-    opened = placement.opened
+    opened = placement.opened if placement.auxiliary is None else None
     if opened is not None and opened.kind in (SessionKind.COMPACTION, SessionKind.HANDOFF):
         before = pool.sessions.get(opened.parent_session_id or "")
         if before is not None:

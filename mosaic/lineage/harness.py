@@ -4,13 +4,14 @@ Lineage works without any of it; a harness only adds claims, which are checked a
 that serve the framework. The tables themselves are in `adapters/harnesses`.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
+
+from mosaic.lineage.wording import Words
 
 GENERIC = "generic"
 """Name of the table of frameworks that nobody has looked at: its words may also be a user's."""
@@ -80,30 +81,30 @@ class Harnesses:
         )
         self._auxiliary_in = lru_cache(512)(self._find_auxiliary)
         """Which kinds of auxiliary call a text belongs to: system texts are the same in many calls."""
-        self._certain = _any(p for h in known if h.name != GENERIC for p in h.summary)
-        self._handoffs = _any(p for h in known for p in h.handoffs)
+        self._certain = Words(p for h in known if h.name != GENERIC for p in h.summary)
+        self._handoffs = Words(p for h in known for p in h.handoffs)
         self.spawns: dict[str, set[str]] = {}
         """Tool by which subagents are started -> the arguments in which their prompts may stand."""
         for tool, argument in (spawn for h in known for spawn in h.spawns.items()):
             self.spawns.setdefault(tool, set()).add(argument)
 
     @cached_property
-    def _summary(self) -> re.Pattern[str]:
-        return _any(p for h in self._known for p in h.summary)
+    def _summary(self) -> Words:
+        return Words(p for h in self._known for p in h.summary)
 
     @cached_property
-    def _helper(self) -> re.Pattern[str]:
-        return _any(p for h in self._known for p in h.helper)
+    def _helper(self) -> Words:
+        return Words(p for h in self._known for p in h.helper)
 
     @cached_property
-    def _auxiliary(self) -> list[tuple[str, re.Pattern[str]]]:
+    def _auxiliary(self) -> list[tuple[str, Words]]:
         kinds = dict.fromkeys(kind for h in self._known for kind in h.auxiliary)
-        return [(kind, _any(p for h in self._known for p in h.auxiliary.get(kind, ()))) for kind in kinds]
+        return [(kind, Words(p for h in self._known for p in h.auxiliary.get(kind, ()))) for kind in kinds]
 
     @cached_property
-    def _asides(self) -> list[tuple[str, re.Pattern[str]]]:
+    def _asides(self) -> list[tuple[str, Words]]:
         kinds = dict.fromkeys(kind for h in self._known for kind in h.asides)
-        return [(kind, _any(p for h in self._known for p in h.asides.get(kind, ()))) for kind in kinds]
+        return [(kind, Words(p for h in self._known for p in h.asides.get(kind, ()))) for kind in kinds]
 
     def claims(self, headers: Mapping[str, str], params: Mapping[str, Any]) -> Claims:
         """The claims of the first framework whose ids are there."""
@@ -119,19 +120,19 @@ class Harnesses:
     def asks_for_summary(self, text: str) -> bool:
         """Whether a user's newest text asks the model to write the history up."""
         ends = (text[:2000], text[-1000:]) if len(text) > 1000 else (text,)
-        return any(self._summary.search(end) for end in ends)
+        return any(self._summary.found_in(end) for end in ends)
 
     def surely_asks_for_summary(self, text: str) -> bool:
         """Whether a text is a certain framework's own, in which it asks for a summary."""
-        return self._certain.search(text[:2000]) is not None
+        return self._certain.found_in(text[:2000])
 
     def hands_over(self, tool: str) -> bool:
         """Whether a tool of that name gives the history to another agent."""
-        return self._handoffs.search(tool) is not None
+        return self._handoffs.found_in(tool)
 
     def helps_compaction(self, text: str) -> bool:
         """Whether a request of its own belongs to a compaction."""
-        return self._helper.search(text[:2000]) is not None
+        return self._helper.found_in(text[:2000])
 
     def auxiliary(self, system: str, user: str) -> str | None:
         """The kind of auxiliary call that these opening texts belong to."""
@@ -140,20 +141,14 @@ class Harnesses:
         return None if first is None else self._auxiliary[first][0]
 
     def _find_auxiliary(self, text: str) -> list[int]:
-        return [number for number, (_, pattern) in enumerate(self._auxiliary) if pattern.search(text)]
+        return [number for number, (_, pattern) in enumerate(self._auxiliary) if pattern.found_in(text)]
 
     def aside(self, user: str) -> str | None:
         """The kind of auxiliary call that goes on with the history, by its newest user text."""
-        return next((kind for kind, pattern in self._asides if pattern.search(user[:300])), None)
+        return next((kind for kind, pattern in self._asides if pattern.found_in(user[:300])), None)
 
 
 _NONE = Claims()
-_NEVER = re.compile(r"(?!)")
-
-
-def _any(patterns: Iterable[str]) -> re.Pattern[str]:
-    found = [f"(?:{pattern})" for pattern in patterns]
-    return re.compile("|".join(found), re.IGNORECASE | re.DOTALL) if found else _NEVER
 
 
 def _claims(

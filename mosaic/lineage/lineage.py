@@ -14,16 +14,17 @@ from dataclasses import replace
 from itertools import islice
 
 from mosaic.capture import CapturedCall
-from mosaic.lineage.confirming import confirm
+from mosaic.lineage.confirming import around, confirm, heard, obeyed, take_back
 from mosaic.lineage.continuing import echo, extension, late, retry
 from mosaic.lineage.ending import endings, rolled_over
 from mosaic.lineage.harness import Harness, Harnesses
 from mosaic.lineage.model import Link, Placement, Rung
-from mosaic.lineage.opening import MAX_PENDING, claim, opened
+from mosaic.lineage.opening import claim, opened
 from mosaic.lineage.placing import state_of
+from mosaic.lineage.quoting import await_session
 from mosaic.lineage.remembering import remember
 from mosaic.lineage.request import Request
-from mosaic.lineage.state import Pool
+from mosaic.lineage.state import Pool, Session
 from mosaic.records import SessionKind
 
 MAX_SESSIONS = 50_000
@@ -79,8 +80,8 @@ class Lineage:
         if placement.auxiliary is not None:  # kept also where the tag is taken back: it restores what was known then
             evidence = {**placement.why.evidence, "serves": placement.auxiliary}
             placement = replace(placement, why=replace(placement.why, evidence=evidence))
-        elif placement.opened is None and session.calls:
-            placement = replace(placement, relinked=confirm(pool, request, session))
+        else:
+            placement = _told(pool, request, session, placement)
         remember(pool, request, placement)
         ended = endings(pool, request, placement)
         over = rolled_over(pool, placement) if call.trajectory_id is None else ()
@@ -101,15 +102,18 @@ class Lineage:
         if placement.session_id not in pool.sessions:
             _restore_session(pool, request, placement)
         session = pool.sessions[placement.session_id]
-        if placement.auxiliary is not None and session.head_call_id is None and placement.opened is not None:
-            session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
-            pool.pending[session.session_id] = None
+        root = placement.opened is not None and placement.opened.kind is SessionKind.ROOT
+        if placement.auxiliary is not None and session.head_call_id is None and root:
+            await_session(pool, request, session.session_id)
         if placement.opened is None and placement.auxiliary is None and session.calls:
             placement = replace(placement, relinked=confirm(pool, request, session))
         for call_id in placement.confirmed:
             for other in pool.sessions.values():
                 for summary in other.summaries:
                     summary.used |= summary.call_id == call_id
+        for call_id in placement.why.evidence.get("confirms", ()):
+            for other in around(pool, session):
+                take_back(other, call_id)
         remember(pool, request, placement)
         endings(pool, request, placement)
         rolled_over(pool, placement)
@@ -143,6 +147,21 @@ class Lineage:
 def pool_key(call: CapturedCall) -> str:
     """Calls that may be related share a pool: the operator's trajectory, else the client."""
     return f"t:{call.trajectory_id}" if call.trajectory_id is not None else f"c:{call.client}"
+
+
+def _told(pool: Pool, request: Request, session: Session, placement: Placement) -> Placement:
+    """The same with what it tells of the session's parent and children."""
+    if placement.opened is None and session.calls:
+        placement = replace(placement, relinked=confirm(pool, request, session))
+    above = pool.sessions.get((placement.opened and placement.opened.parent_session_id) or "")
+    went_on = placement.why.evidence.get("confirms", ())
+    for call_id in went_on:
+        take_back(session, call_id)
+    taken = (*went_on, *heard(pool, request, session), *obeyed(above))
+    if not taken:
+        return placement
+    why = replace(placement.why, evidence={**placement.why.evidence, "confirms": taken})
+    return replace(placement, why=why, confirmed=(*placement.confirmed, *taken))
 
 
 def _restore_session(pool: Pool, request: Request, placement: Placement) -> None:

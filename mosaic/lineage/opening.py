@@ -1,39 +1,20 @@
 """Requests whose history holds nothing that we said: they open a session, or serve the framework."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
 from mosaic.lineage import phrases
 from mosaic.lineage.canonical import words
-from mosaic.lineage.confirming import last_of
-from mosaic.lineage.continuing import claimed, compacts, id_key, same_agent
+from mosaic.lineage.continuing import argument_key, compacts, same_agent, task_key
 from mosaic.lineage.model import LINK_THRESHOLD, Placement, Rung, Why
-from mosaic.lineage.placing import UNANCHORED, inside, opening, root, undecided
+from mosaic.lineage.placing import UNANCHORED, inside, newest, opening, root, undecided
+from mosaic.lineage.quoting import carries, pending, recast, told_again, transcript
 from mosaic.lineage.request import Request, contains
-from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Session
+from mosaic.lineage.state import MAX_ALIKE, Argument, Mark, Mention, OpenCall, Pool, Written
 from mosaic.records import SessionKind
 
-MIN_QUOTES = 3
-"""Texts of one session that a request must quote to count as a transcript of it; a tool-call id is worth as many."""
 BARE = 40
 """Longest text, in characters, of a probe that offers tools; anything longer is a task."""
-MAX_PENDING = 4000
-"""Words of an auxiliary call that are remembered while its session is not there."""
-NEARLY = 0.8
-"""Share of the most quotes from which another attempt may be meant as well."""
-LONG = 12
-"""Words from which an argument inside a longer prompt is evidence enough."""
-
-
-def argument_key(text: str) -> int:
-    """Where the tool calls are found that had exactly this argument."""
-    return hash(("argument", text))
-
-
-def task_key(text: str) -> int:
-    """Where the roots are found that opened with this text."""
-    return hash(("task", text))
 
 
 def opened(pool: Pool, request: Request) -> Placement:
@@ -46,13 +27,14 @@ def opened(pool: Pool, request: Request) -> Placement:
         served
         or _spawn(pool, request, _exact(pool, request), exact=True)
         or _compaction(pool, request, hits)
-        or _transcript(pool, request, hits)
+        or told_again(pool, request, hits)
+        or transcript(pool, request, hits)
         or _claimed(pool, request)
+        or carries(pool, request, hits)
         or _spawn(pool, request, [h for h in hits if isinstance(h, Argument)], exact=False)
-        or _carries(pool, request, hits)
-        or _recast(pool, request, hits)
-        or _awaited(pool, request)
+        or recast(pool, request, hits)
         or _stray(pool, request)
+        or _awaited(pool, request)
         or root(pool, request)
     )
 
@@ -113,7 +95,9 @@ def _rank(argument: Argument, score: float) -> tuple[float, int, bool, bool]:
 def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) -> float:
     """How sure a spawn is by this argument alone."""
     parent = pool.sessions[argument.session_id]
-    known = argument.name in request.harnesses.spawns.get(argument.call.tool, ())
+    # A call that its agent waits at starts something, whatever it is called.
+    waits = argument.call_id == parent.head_call_id and argument.length >= phrases.LONG
+    known = waits or argument.name in request.harnesses.spawns.get(argument.call.tool, ())
     twin = request.same_agent(parent.system, parent.tools)
     again = any(
         request.same_agent(pool.sessions[m.session_id].system, pool.sessions[m.session_id].tools)
@@ -125,8 +109,11 @@ def _plausible(pool: Pool, request: Request, argument: Argument, exact: bool) ->
         sure = request.call.trajectory_id is not None
         fresh = not twin and not argument.call.closed
         return (0.95 if sure else UNANCHORED) if fresh else 0.85 if known or not twin else 0.5
-    covered = argument.length / max(1, len(words(request.first_user)))
-    if covered >= 0.5 or (known and argument.length >= 3) or argument.length >= LONG:
+    told = words(request.first_user)
+    if not waits and not contains(told, argument.text):
+        return 0.0  # it stands in the system text, where a memory of it may be
+    covered = argument.length / max(1, len(told))
+    if covered >= 0.5 or (known and argument.length >= 3) or argument.length >= phrases.LONG:
         return 0.85 if not twin else 0.7 if known else 0.4
     return 0.7 if request.call.trajectory_id is not None and not twin else 0.0
 
@@ -143,7 +130,8 @@ def claim(pool: Pool, session_id: str, call: OpenCall) -> None:
 
 def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
     """The request opens with a summary that the policy wrote."""
-    sessions = [pool.sessions[h.session_id] for h in hits if h.call_id in _summaries(pool, h)]
+    written = [h for h in hits if isinstance(h, Written)]
+    sessions = [pool.sessions[h.session_id] for h in written if h.call_id in _summaries(pool, h)]
     found = list({s.session_id: s for s in sessions}.values())
     agents = [s for s in found if s.claims.agent is not None and s.claims.agent == request.claims.agent]
     found = agents or found
@@ -152,7 +140,7 @@ def _compaction(pool: Pool, request: Request, hits: list[Mention]) -> Placement 
     if len({s.trajectory_id for s in found}) > 1:
         marks = [Mark(s.session_id, s.summaries[-1].call_id) for s in found]
         placed = undecided(pool, request, Why(Rung.SUMMARY, 0.5, {}), marks)
-        return placed if request.tools else _pending(pool, request, "summary", placed)
+        return placed if request.tools else pending(pool, request, "summary", placed)
     session = found[-1]
     if request.harnesses.helps_compaction(request.first_user) or (session.tools and not request.tools):
         why = Why(Rung.SUMMARY, 0.85, {"helps": session.summaries[-1].call_id})
@@ -172,84 +160,20 @@ def _claimed(pool: Pool, request: Request) -> Placement | None:
         if placed := compacts(pool, request, session):
             return placed
         if claims.window is not None and session.claims.window not in (None, claims.window):
-            parent = Mark(session.session_id, session.head_call_id or "")
+            parent = newest(session)
             return opening(pool, request, SessionKind.COMPACTION, parent, Why(Rung.CLAIM, 0.85, {"window": "new"}))
         if not request.tools and session.tools:
             kind = "summary" if request.asks_for_summary else "side"
             return inside(request, session, session.head_call_id, Why(Rung.CLAIM, 0.7), auxiliary=kind)
     if parents := pool.of_agent("agent", claims.parent):
-        parent = Mark(parents[-1].session_id, parents[-1].head_call_id or "")
+        parent = newest(parents[-1])
         return opening(pool, request, SessionKind.SPAWN, parent, Why(Rung.CLAIM, 0.85, {"parent": claims.parent}))
     return None
 
 
-def _quoted(pool: Pool, request: Request, hits: list[Mention]) -> tuple[Counter[str], set[str]]:
-    """Session -> how much of it the request quotes; and those of which it quotes tool-call ids."""
-    quoted: Counter[str] = Counter()
-    for session_id, _ in dict.fromkeys((h.session_id, h.digest) for h in hits):
-        quoted[session_id] += 1
-    named: set[str] = set()
-    texts = [i.text for i in request.items if i.role == "user"]
-    for word in dict.fromkeys(w for text in (request.system_text, *texts) for w in text.split()):
-        found = pool.find(id_key(word.strip("\"'()[]{},:;<>")))
-        if len({pool.sessions[m.session_id].trajectory_id for m in found}) == 1:
-            quoted[found[-1].session_id] += MIN_QUOTES
-            named.add(found[-1].session_id)
-    return quoted, named
-
-
-def _transcript(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
-    """The request offers no tools and quotes one session's history, extending none: it serves that session."""
-    if request.tools:
-        return None
-    quoted, named = _by_agent(pool, *_quoted(pool, request, hits))
-    if mine := [s for s in quoted if claimed(request, pool.sessions[s])]:
-        quoted = Counter({s: quoted[s] for s in mine})
-    most = max(quoted.values(), default=0)
-    if most < (1 if request.asks_for_summary else MIN_QUOTES):
-        return None
-    # Without an id, nearly as much of another attempt is as good: the one that said more may just be further on.
-    enough = most if any(quoted[s] == most for s in named) or mine else NEARLY * most
-    best = [pool.sessions[s] for s, n in sorted(quoted.items(), key=lambda item: item[1]) if n >= enough]
-    kind = request.harnesses.auxiliary(request.system_text, request.newest_asked)
-    kind = kind or ("summary" if request.asks_for_summary else "side")
-    if len({s.trajectory_id for s in best}) > 1:
-        marks = [Mark(s.session_id, s.head_call_id or "") for s in best]
-        return _pending(pool, request, kind, undecided(pool, request, Why(Rung.QUOTE, 0.5, {}), marks))
-    session = best[-1]
-    others = tuple({"session": s, "quotes": n} for s, n in quoted.items() if 2 * n > most and s != session.session_id)
-    sure = session.session_id in named or request.call.trajectory_id is not None
-    score = 0.95 if sure else 0.7 if most < 2 else 0.75 if others or most < MIN_QUOTES else UNANCHORED
-    rounds = {h.call_id for h in hits if h.session_id == session.session_id and h.sampled}
-    why = Why(Rung.QUOTE, score, {"quotes": most, "rounds": len(rounds)}, others[:8])
-    return inside(request, session, session.head_call_id, why, auxiliary=kind)
-
-
-def _by_agent(pool: Pool, quoted: Counter[str], named: set[str]) -> tuple[Counter[str], set[str]]:
-    """The same with what is quoted of an agent's sessions before and after compactions put under the newest of them."""
-    groups: dict[str, list[str]] = {}
-    for session_id in quoted:
-        groups.setdefault(last_of(pool, pool.sessions[session_id]).session_id, []).append(session_id)
-    merged: Counter[str] = Counter()
-    merged_named: set[str] = set()
-    for members in groups.values():
-        newest = max(members, key=lambda session_id: pool.sessions[session_id].position)
-        merged[newest] = sum(quoted[session_id] for session_id in members)
-        if not named.isdisjoint(members):
-            merged_named.add(newest)
-    return merged, merged_named
-
-
-def _surely_asks(request: Request) -> bool:
-    surely = request.harnesses.surely_asks_for_summary
-    if surely(request.newest_asked) or surely(request.system_text):
-        return True
-    return bool(request.system_text) and request.asks_for_summary
-
-
 def _stray(pool: Pool, request: Request) -> Placement | None:
     """A request for a summary of something that is not known: no attempt, but its answer may come back in one."""
-    if request.tools or request.call.trajectory_id is not None or not _surely_asks(request):
+    if request.tools or request.call.trajectory_id is not None or not request.surely_asks_for_summary:
         return None
     if len(pool.running) == 1:  # who else should have asked
         session = pool.sessions.get(pool.newest.get(next(iter(pool.running)), ""))
@@ -257,46 +181,6 @@ def _stray(pool: Pool, request: Request) -> Placement | None:
             why = Why(Rung.PATTERN, 0.65, {"kind": "summary", "only": True})
             return inside(request, session, session.head_call_id, why, auxiliary="summary")
     return _waiting(pool, request, "summary", Why(Rung.PATTERN, 0.7, {"kind": "summary"}))
-
-
-def _carries(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
-    """The user is made to say the whole newest reply of a session: what it wrote down is where this one begins."""
-    if not request.fresh:
-        return None
-    heads = {h.session_id: pool.sessions[h.session_id] for h in hits if h.sampled and not isinstance(h, Argument)}
-    found = [s for s in heads.values() if _whole_reply(request, s)]
-    if len({s.trajectory_id for s in found}) != 1:
-        return None
-    session = found[-1]
-    if not request.tools:
-        why = Why(Rung.QUOTE, 0.75, {"reply": "whole"})
-        tag = "summary" if request.asks_for_summary else "side"
-        return inside(request, session, session.head_call_id, why, auxiliary=tag)
-    kind = SessionKind.COMPACTION if request.same_agent(session.system, session.tools) else SessionKind.HANDOFF
-    parent = Mark(session.session_id, session.head_call_id or "")
-    return opening(pool, request, kind, parent, Why(Rung.QUOTE, 0.8, {"reply": "whole"}))
-
-
-def _whole_reply(request: Request, session: Session) -> bool:
-    said = session.last_said[0] if len(session.last_said) == 1 else ""
-    if session.ended is None or not contains(request.told, said):
-        return False
-    return len(words(said)) >= LONG or contains(request.told, session.first_user)
-
-
-def _recast(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
-    """Another agent is told what a session said, in a history that was written anew: a handoff."""
-    said = [h for h in hits if h.sampled and not isinstance(h, Argument)]
-    quoted, _ = _quoted(pool, request, hits)
-    found = [pool.sessions[h.session_id] for h in said if quoted[h.session_id] >= 2]
-    if not found or len({s.trajectory_id for s in found}) > 1 or not request.tools:
-        return None
-    session = found[-1]
-    if request.same_agent(session.system, session.tools):
-        return None
-    parent = Mark(session.session_id, session.head_call_id or said[-1].call_id)
-    evidence = {"quotes": quoted[session.session_id], "recast": True}
-    return opening(pool, request, SessionKind.HANDOFF, parent, Why(Rung.QUOTE, 0.8, evidence))
 
 
 def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement | None:
@@ -323,14 +207,7 @@ def _auxiliary(pool: Pool, request: Request, hits: list[Mention]) -> Placement |
 
 def _waiting(pool: Pool, request: Request, kind: str, why: Why) -> Placement:
     """An auxiliary call whose session is not there (yet)."""
-    return _pending(pool, request, kind, opening(pool, request, SessionKind.ROOT, None, why))
-
-
-def _pending(pool: Pool, request: Request, kind: str, placed: Placement) -> Placement:
-    session = pool.sessions[placed.session_id]
-    session.pending = f" {' '.join(request.told[:MAX_PENDING])} "
-    pool.pending[session.session_id] = None
-    return replace(placed, auxiliary=kind, names_task=False)
+    return pending(pool, request, kind, opening(pool, request, SessionKind.ROOT, None, why))
 
 
 def _awaited(pool: Pool, request: Request) -> Placement | None:

@@ -6,10 +6,12 @@ count: what a framework puts around them, indentation, quotes or escapes, makes 
 
 from collections.abc import Iterator, Sequence
 
-from mosaic.lineage.state import Mention, Pool
+from mosaic.lineage.state import Mention, Pool, Said
 
 ANCHOR = 6
 """Words by which a text is found."""
+LONG = 12
+"""Words that are hardly another's by chance, whatever stands around them."""
 SHORT = 3
 """Words by which a text is found that has less than `ANCHOR`; one with fewer still is not found."""
 
@@ -26,6 +28,20 @@ def keys(words: Sequence[str], *, also_by_end: bool = False) -> Iterator[tuple[i
         yield _key(tuple(words[:size])), 0
         if also_by_end and len(words) > size:
             yield _key(tuple(words[-size:])), len(words) - size
+
+
+def opening(words: Sequence[str]) -> int:
+    """Digest of the words that a text begins with."""
+    return hash(" ".join(words[:LONG]))
+
+
+def beginning(pool: Pool, text: Sequence[str]) -> list[Said]:
+    """What the policy said that begins with the same words as a text: it may have been cut, or added to."""
+    if len(text) < ANCHOR:
+        return []
+    said = [m for m in pool.find(_key(tuple(text[:ANCHOR]))) if isinstance(m, Said)]
+    whole = [m for m in said if _stands(m, text, 0)]
+    return whole or [m for m in said if m.opening == opening(text)]
 
 
 def found_in(pool: Pool, text: Sequence[str]) -> list[Mention]:

@@ -75,6 +75,11 @@ def root(pool: Pool, request: Request) -> Placement:
     return opening(pool, request, SessionKind.ROOT, None, Why(Rung.NONE, 1.0 if alone else 0.0, {"first": alone}))
 
 
+def newest(session: Session) -> Mark:
+    """The call of a session that another one goes on from: its newest, or, where none serves the task, its first."""
+    return Mark(session.session_id, session.head_call_id or session.session_id.removeprefix("s-"))
+
+
 def own_trajectory(request: Request) -> str:
     """The trajectory of a call that belongs to no earlier one: the operator's, or one named after the call."""
     return request.call.trajectory_id or f"tr-{request.call.call_id.removeprefix('call-')}"

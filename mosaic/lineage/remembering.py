@@ -1,28 +1,64 @@
 """What is noted of a call once it is placed, so that later requests find it."""
 
 import re
-from collections.abc import Mapping
+import string
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from mosaic.lineage import canonical, phrases
 from mosaic.lineage.canonical import Item, words
-from mosaic.lineage.continuing import MIN_TEXT, end_key, gap_key, id_key, opening_key, reply_key
+from mosaic.lineage.continuing import (
+    MIN_TEXT,
+    QUOTE,
+    argument_key,
+    end_key,
+    gap_key,
+    id_key,
+    opening_key,
+    reply_key,
+    task_key,
+)
 from mosaic.lineage.model import Placement, Rung
-from mosaic.lineage.opening import argument_key, task_key
 from mosaic.lineage.request import Reply, Request, contains
-from mosaic.lineage.state import MAX_OPEN, Argument, End, Mark, Mention, OpenCall, Pool, Sent, Session, Summary, Written
+from mosaic.lineage.state import (
+    IN_TEXT,
+    MAX_OPEN,
+    Argument,
+    End,
+    Mark,
+    Mention,
+    OpenCall,
+    Pool,
+    Said,
+    Sent,
+    Session,
+    Summary,
+    Written,
+)
 from mosaic.records import SessionKind
 
 MAX_ARGUMENT = 4000
 """Characters of a tool argument that are remembered."""
 MIN_ARGUMENT = 8
 """Shortest tool argument that counts."""
-QUOTE = 240
-"""Characters of a text by which a quote of it is recognised."""
 MAX_SUMMARIES = 32
 """Summaries of one session that are remembered."""
 MAX_SUMMARY = 40_000
 """Characters of a summary that are remembered."""
+MIN_TOLD = 60
+"""Shortest argument, in characters, by which an agent may hand over what it knows."""
+MAX_DEPTH = 3
+"""Tags inside tags in which a summary is looked for."""
+MIN_LINE = 60
+"""Shortest line, in characters, that is remembered so."""
+MAX_LINES = 2
+"""Lines of one reply that are remembered so: the first that are long enough."""
+MAX_SPOKEN = 4
+"""Texts of one reply without tool calls that may be arguments of calls that it makes in text."""
+_EDGES = string.punctuation + string.whitespace
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.){30,})"')
+_ENCLOSED = re.compile(r"<([A-Za-z_][\w-]*)>([^<>]{30,})</\1>")
 _TAGGED = re.compile(r"<([A-Za-z_][\w-]*)>(.*?)</\1>", re.DOTALL)
 
 
@@ -51,6 +87,10 @@ def remember(pool: Pool, request: Request, placement: Placement) -> None:
         _note_quotes(pool, session, call.call_id, told, sampled=False)
     else:
         session.served.add(placement.auxiliary)
+        if placement.opened is not None and placement.opened.kind is SessionKind.HANDOFF:
+            above = pool.sessions.get(placement.opened.parent_session_id or "")
+            if above is not None:
+                above.shown.append(session.session_id)
     if placement.opened is not None and placement.opened.kind is SessionKind.COMPACTION:
         for tool_call_id in request.ids:  # what was kept of the session before is this one's from now on
             pool.put(id_key(tool_call_id), Mark(session.session_id, call.call_id))
@@ -80,37 +120,72 @@ def _note_reply(pool: Pool, request: Request, session: Session, placement: Place
     pool.put(end_key(reply.end), End(session.session_id, call_id, auxiliary))
     calls = [i for i in said if i.role == "call"]
     for item in calls:
-        _note_call(pool, session, call_id, item)
+        _note_call(pool, session, call_id, item, request.harnesses.hands_over)
     text = " ".join(i.text for i in said if i.role == "assistant")
     if len(text) >= MIN_TEXT:
         pool.put(reply_key(text), Mark(session.session_id, call_id))
-    if auxiliary is None and session.head_call_id == call_id:
+    if text and not calls and not request.tools:
+        _note_spoken(pool, request, session, canonical.text_of(request.call.choices[0].message.get("content")))
+    if session.head_call_id in (call_id, None):
         last = [t for _, t in calls[-1].strings] if calls else [text]
         session.last_said = tuple(t[:MAX_ARGUMENT] for t in last if t)
+        session.repeats = request.fresh and any(
+            len(t) >= MIN_TEXT and t in request.first_user for t in session.last_said
+        )
+    if auxiliary is None and session.head_call_id == call_id:
         _note_quotes(pool, session, call_id, [i for i in said if i.role == "assistant"], sampled=True)
     elif auxiliary in ("summary", "side") and text and not calls:
         part = placement.why.rung is Rung.QUOTE and _tells_a_part(request, session, placement.why.evidence)
         text = canonical.text_of(request.call.choices[0].message.get("content"))[:MAX_SUMMARY]
-        summary = Summary(call_id, (), placement.parent_call_id, placement.why.score, part)
+        summary = Summary(
+            call_id, (), placement.parent_call_id, placement.why.score, part, asked=auxiliary == "summary"
+        )
         _note_summary(pool, session, summary, text)
 
 
-def _note_call(pool: Pool, session: Session, call_id: str, item: Item) -> None:
+def _note_call(pool: Pool, session: Session, call_id: str, item: Item, hands_over: Callable[[str], bool]) -> None:
     if item.tool_call_id is None:
         return
     pool.put(id_key(item.tool_call_id), Mark(session.session_id, call_id))
     opened = OpenCall(session.session_id, call_id, item.tool_call_id, item.name)
-    session.calls[item.tool_call_id] = opened
+    _open(session, opened)
+    longest = ""
+    for name, text in item.strings:
+        longest = max(longest, text, key=len)
+        if len(text) >= MIN_ARGUMENT:
+            _note_argument(pool, session, opened, name, text)
+    if len(longest) >= MIN_TOLD and hands_over(item.name):
+        _note_summary(pool, session, Summary(call_id, (), None, 1.0, part=False, asked=False), longest)
+
+
+def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> None:
+    """Note what a reply without tool calls puts in quotes, tags or lines of its own: calls may be made in text."""
+    text = text[:MAX_SUMMARY]
+    texts = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
+    texts += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
+    if "\n" in text:
+        texts += islice((line for line in text.splitlines() if len(line) >= MIN_LINE), MAX_LINES)
+    told = "\n".join(item.text for item in request.items) if texts else ""
+    for number, spoken in enumerate(dict.fromkeys(map(canonical.collapse, texts))):
+        if spoken.strip(_EDGES) in told:
+            continue  # quoted from what it was told
+        call = OpenCall(session.session_id, request.call.call_id, f"{request.call.call_id}#{number}", IN_TEXT)
+        _open(session, call)
+        _note_argument(pool, session, call, "", spoken)
+
+
+def _open(session: Session, call: OpenCall) -> None:
+    session.calls[call.tool_call_id] = call
     if len(session.calls) > MAX_OPEN:
         del session.calls[next(iter(session.calls))]
-    for name, text in item.strings:
-        if len(text) < MIN_ARGUMENT:
-            continue
-        found = words(text[:MAX_ARGUMENT])
-        length, digest = phrases.measure(found)
-        for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=True)]:
-            values = (session.session_id, call_id, length, digest, back, True)
-            pool.put(key, Argument(*values, call=opened, name=name, text=text[:MAX_ARGUMENT]))
+
+
+def _note_argument(pool: Pool, session: Session, call: OpenCall, name: str, text: str) -> None:
+    found = words(text[:MAX_ARGUMENT])
+    length, digest = phrases.measure(found)
+    for key, back in [(argument_key(text), 0), *phrases.keys(found, also_by_end=call.tool != IN_TEXT)]:
+        values = (session.session_id, call.call_id, length, digest, back, True)
+        pool.put(key, Argument(*values, call=call, name=name, text=text[:MAX_ARGUMENT]))
 
 
 def _note_quotes(pool: Pool, session: Session, call_id: str, said: list[Item], *, sampled: bool) -> None:
@@ -120,7 +195,8 @@ def _note_quotes(pool: Pool, session: Session, call_id: str, said: list[Item], *
             found = found[:-1]  # may be cut
         length, digest = phrases.measure(found)
         for key, back in phrases.keys(found):
-            pool.put(key, Mention(session.session_id, call_id, length, digest, back, sampled))
+            values = (session.session_id, call_id, length, digest, back, sampled)
+            pool.put(key, Said(*values, opening=phrases.opening(found)) if sampled else Mention(*values))
 
 
 def _tells_a_part(request: Request, session: Session, evidence: Mapping[str, Any]) -> bool:
@@ -131,9 +207,16 @@ def _tells_a_part(request: Request, session: Session, evidence: Mapping[str, Any
     return 2 * int(evidence.get("rounds", 0)) < rounds and not contains(request.told, " ".join(task))
 
 
+def _cores(text: str, depth: int = 0) -> Iterator[str]:
+    """A text and what stands inside its tags, and inside theirs."""
+    yield text
+    if depth < MAX_DEPTH:
+        for _, inner in _TAGGED.findall(text):
+            yield from _cores(inner, depth + 1)
+
+
 def _note_summary(pool: Pool, session: Session, summary: Summary, text: str) -> None:
-    texts = [text, *(inner for _, inner in _TAGGED.findall(text))]
-    cores = [found for found in map(words, texts) if len(found) >= phrases.SHORT]
+    cores = [found for found in map(words, _cores(text)) if len(found) >= phrases.SHORT]
     summary.cores = tuple(" ".join(found) for found in cores)
     session.summaries.append(summary)
     if len(session.summaries) > MAX_SUMMARIES:

@@ -75,6 +75,12 @@ class Request:
         return asks(self.newest_asked) or asks(self.system_text)
 
     @property
+    def surely_asks_for_summary(self) -> bool:
+        """The same in a certain framework's own words."""
+        surely = self.harnesses.surely_asks_for_summary
+        return surely(self.newest_asked) or surely(self.system_text)
+
+    @property
     def first_user(self) -> str:
         """The first thing that the user said."""
         return next((i.text for i in self.items if i.role == "user"), "")
@@ -94,14 +100,21 @@ class Request:
         """True when its history holds nothing that a model said."""
         return not any(i.sampled for i in self.items)
 
+    @cached_property
+    def closing(self) -> str:
+        """The system text that the conversation ends with: it asks for something, as a user's text does."""
+        last = self.call.messages[-1] if self.items else {}
+        return canonical.collapse(canonical.text_of(last.get("content"))) if last.get("role") == "system" else ""
+
     def asked(self, after: int = -1) -> str:
         """What the user said after item `after`, outside of tool results."""
-        return " ".join(i.text for i in self.items[after + 1 :] if i.role == "user")
+        said = [i.text for i in self.items[after + 1 :] if i.role == "user"]
+        return " ".join([*said, self.closing] if self.closing else said)
 
     @cached_property
     def newest_asked(self) -> str:
         """The newest user text, when it is the last thing that was said."""
-        return self.items[-1].text if self.items and self.items[-1].role == "user" else ""
+        return self.closing or (self.items[-1].text if self.items and self.items[-1].role == "user" else "")
 
     @cached_property
     def told(self) -> list[str]:
@@ -129,9 +142,9 @@ class Request:
             c.message.get("tool_calls") for c in self.call.choices
         )
 
-    def same_system(self, system: frozenset[str]) -> bool:
+    def same_system(self, system: frozenset[str], least: float = SAME_SYSTEM) -> bool:
         """Whether its system text is an agent's, or one like it."""
-        return _share(self.system_words, system) >= SAME_SYSTEM
+        return _share(self.system_words, system) >= least
 
     def other_agent(self, system: frozenset[str], tools: frozenset[str]) -> bool:
         """Whether it offers other tools under another system text than an agent's."""

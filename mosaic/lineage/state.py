@@ -16,6 +16,10 @@ MAX_MARKS = 4096
 """Marks of one session; the oldest are forgotten beyond."""
 MAX_ALIKE = 64
 """Marks under one key, and sessions of one claim: the newest of those that say the same."""
+IN_TEXT = ""
+"""The tool of a call that was made in text."""
+MAX_SHOWN = 8
+"""Sessions that a session was shown to and that are remembered as such: what they say comes back at once or never."""
 MAX_OPEN = 64
 """Tool calls of one session that may still be the origin of a subagent."""
 
@@ -62,10 +66,19 @@ class Mention(Mark):
 
 
 @dataclass(slots=True)
+class Said(Mention):
+    """A text that the policy said."""
+
+    opening: int
+    """Hash of its first words, by which it is told from others that begin alike when its end was changed."""
+
+
+@dataclass(slots=True)
 class OpenCall(Mark):
     """A tool call of the policy: the origin of a subagent, maybe."""
 
     tool_call_id: str
+    """Of a call that was made in text, one of ours."""
     tool: str
     closed: bool = False
     """True once its result came back; that of a background task comes before the task begins."""
@@ -90,7 +103,7 @@ class Written(Mention):
 
 @dataclass(slots=True)
 class Summary:
-    """A summary that was asked for."""
+    """What was written beside the conversation, and may be a summary of it."""
 
     call_id: str
     cores: tuple[str, ...]
@@ -101,6 +114,8 @@ class Summary:
     """How sure it is that the call that wrote it belongs to the session."""
     part: bool
     """True when it tells only a part of its session, such as one tool call."""
+    asked: bool
+    """True when a summary was asked for; else what was written may be anything."""
     used: bool = False
 
 
@@ -127,6 +142,8 @@ class Session:
     """Of a session that has auxiliary calls only: all that they quote, as words."""
     last_said: tuple[str, ...] = ()
     """The newest reply, as a parent would be given it: its text, or the texts in its last call's arguments."""
+    repeats: bool = False
+    """True when the newest reply stands in its own prompt, as an example may: others are told it too."""
     ended: Ending | None = None
     """How it ended, as far as is known; None while it is open."""
     successor: str | None = None
@@ -135,6 +152,8 @@ class Session:
     """For a spawned session: the tool call that is believed to have opened it."""
     children: list[str] = field(default_factory=list)
     """Sessions that were spawned from it and are not confirmed yet."""
+    shown: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_SHOWN))
+    """Sessions taken for the framework's that were shown what it said, the newest last."""
     served: set[str] = field(default_factory=set)
     """The kinds of auxiliary calls that it has had."""
     summaries: list[Summary] = field(default_factory=list)

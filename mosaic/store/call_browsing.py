@@ -8,6 +8,7 @@ from sqlalchemy import Connection, RowMapping, Select, Text, and_, cast, func, l
 from sqlalchemy.orm import aliased
 
 from mosaic.records import IdArray, LogprobArray
+from mosaic.store import trained_tokens
 from mosaic.store.browsing import Page, missing, no_cursor
 from mosaic.store.codec import unpack_ids, unpack_logprobs
 from mosaic.store.models import CallRow, MessageRow, ParamsRow, TokensRow
@@ -62,6 +63,8 @@ class ChoiceTokens:
     logprobs_T: LogprobArray
     versions: Sequence[Sequence[int]]
     """[version, first token, end): one span unless a swap fell inside the call."""
+    training_logprobs_T: LogprobArray | None = None
+    """What the trainer said before it first trained them, NaN for tokens that it did not; None when no job has said."""
 
 
 def call_lines(
@@ -181,7 +184,8 @@ def choice_tokens(connection: Connection, call_id: str, choice: int) -> ChoiceTo
         raise missing("choice", f"{call_id}/{choice}")
     ids = unpack_ids(row["sampled"])
     versions = load(row["versions"]) if row["versions"] else [[row["policy_version"], 0, len(ids)]]
-    return ChoiceTokens(prompt_of(connection, call_id), ids, unpack_logprobs(row["logprobs"]), versions)
+    later = trained_tokens.of(connection, call_id, choice)
+    return ChoiceTokens(prompt_of(connection, call_id), ids, unpack_logprobs(row["logprobs"]), versions, later)
 
 
 def _number(cursor: str) -> int:

@@ -103,13 +103,21 @@ def taken_up(connection: Connection, job_id: str) -> None:
     change(connection, job_id, attempts=JobRow.attempts + 1)
 
 
-def end(connection: Connection, job_id: str, error: str | None, metrics: Mapping[str, float]) -> None:
-    """Close a job as `published`, or as `failed` with the reason."""
-    values: dict[str, Any] = {"state": JobState.FAILED.value, "error": error}
+def end(
+    connection: Connection, job_id: str, error: str | None, metrics: Mapping[str, float], failed: str = "job.failed"
+) -> None:
+    """Close a job as `published`, or as `failed` with the reason; `failed` is what the webhook then calls it."""
+    values: dict[str, Any] = {"state": JobState.FAILED.value, "error": error, "announce": failed}
     if error is None:
-        values = {"state": JobState.PUBLISHED.value, "error": None, "selection": None}
+        values = {"state": JobState.PUBLISHED.value, "error": None, "selection": None, "announce": "job.finished"}
     change(connection, job_id, ended_at=time.time(), **values)
     keep_metrics(connection, job_id, metrics)
+
+
+def unannounced(connection: Connection) -> list[tuple[str, Job]]:
+    """Jobs of whose end the webhook is still to be told, oldest first, with what to say."""
+    query = select(JobRow.__table__).where(JobRow.announce.is_not(None)).order_by(JobRow.ended_at)
+    return [(str(row["announce"]), _job(row)) for row in connection.execute(query).mappings()]
 
 
 def keep_metrics(connection: Connection, job_id: str, metrics: Mapping[str, float], step: int = 0) -> None:

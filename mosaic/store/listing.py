@@ -10,6 +10,8 @@ from mosaic.records import TrajectoryState
 from mosaic.store.models import CallRow, SessionRow, TaskRow, TrajectoryRow
 
 Columns = TypeVarTuple("Columns")
+HELD_OUT = "held-out-"
+"""How the ids of trajectories begin that are never trained: attempts that judge a policy."""
 TASK_CHARACTERS = 300
 """Of a task's text, in a line of a listing."""
 
@@ -46,7 +48,7 @@ class Waiting:
     groups: Mapping[str, Sequence[str]]
     """Task key -> trajectory ids, oldest first."""
     left_out: Mapping[str, int]
-    """Why others wait in vain: `trajectory_stale`, `trajectory_over_limit` -> how many."""
+    """Why others wait in vain: `trajectory_stale`, `trajectory_over_limit`, `held_out` -> how many."""
 
 
 def newest(connection: Connection, limit: int, like: str | None) -> list[TrajectorySummary]:
@@ -133,6 +135,8 @@ def waiting(connection: Connection, wanted: Filter, limit: int) -> Waiting:
         "trajectory_stale": connection.scalar(_scored(select(func.count()), wanted).where(~fresh)) or 0,
         "trajectory_over_limit": sum(map(len, groups.values())) - sum(map(len, taken.values())),
     }
+    held_out = _rewarded(select(func.count()), wanted).where(_HELD_OUT)
+    left_out["held_out"] = connection.scalar(held_out) or 0
     if wanted.since is not None:
         old = _scored(select(func.count()), wanted).where(fresh, ~young)
         left_out["trajectory_too_old"] = connection.scalar(old) or 0
@@ -155,7 +159,7 @@ class ScoredTrajectory:
 def scored(connection: Connection) -> list[ScoredTrajectory]:
     """All that is scored and that no job has trained, newest first."""
     columns = (TrajectoryRow.task_key, TrajectoryRow.reward, TrajectoryRow.policy_version, TrajectoryRow.updated_at)
-    query = _scored(select(TrajectoryRow.trajectory_id, *columns), Filter()).order_by(TrajectoryRow.created_at.desc())
+    query = _rewarded(select(TrajectoryRow.trajectory_id, *columns), Filter()).order_by(TrajectoryRow.created_at.desc())
     return [
         ScoredTrajectory(trajectory_id, task_key or trajectory_id, reward, version, updated_at)
         for trajectory_id, task_key, reward, version, updated_at in connection.execute(query)
@@ -188,7 +192,15 @@ def states(connection: Connection) -> dict[str, int]:
     return {str(row[0]): row[1] for row in connection.execute(query)}
 
 
+_HELD_OUT = TrajectoryRow.trajectory_id.startswith(HELD_OUT)
+
+
 def _scored(query: Select[*Columns], wanted: Filter) -> Select[*Columns]:
+    """Those that a job may train."""
+    return _rewarded(query, wanted).where(~_HELD_OUT)
+
+
+def _rewarded(query: Select[*Columns], wanted: Filter) -> Select[*Columns]:
     query = _named(query, wanted.like).where(TrajectoryRow.state == TrajectoryState.SCORED.value)
     return query if wanted.task is None else query.where(TrajectoryRow.task_key.like(wanted.task))
 

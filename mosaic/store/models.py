@@ -182,6 +182,17 @@ class TokensRow(Base):
     finish_reason: Mapped[str | None] = mapped_column(Text)
 
 
+class TrainedTokensRow(Base):
+    """What the trainer said of a choice's sampled tokens when it trained them: the newest job's word."""
+
+    __tablename__ = "trained_tokens"
+    call_id: Mapped[str] = mapped_column(Id, primary_key=True)
+    choice: Mapped[int] = mapped_column(Integer, primary_key=True)
+    job_id: Mapped[str] = mapped_column(Id)
+    logprobs: Mapped[bytes] = mapped_column(LargeBinary)
+    """Before the step that first trained them; NaN for tokens that were not trained."""
+
+
 class LinkRow(Base):
     """Why a session stands where it stands."""
 
@@ -250,6 +261,8 @@ class JobRow(Base):
     error: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float(53))
     ended_at: Mapped[float | None] = mapped_column(Float(53))
+    announce: Mapped[str | None] = mapped_column(String(16), index=True)
+    """What the webhook is still to be told of it: job.finished, job.failed or gate.failed; NULL for nothing."""
 
 
 class JobMetricRow(Base):
@@ -287,3 +300,19 @@ class LeaseRow(Base):
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
     owner: Mapped[str] = mapped_column(Text)
     expires_at: Mapped[float] = mapped_column(Float(53))
+
+
+class ScheduleRow(Base):
+    """What a schedule said when it last looked, and what it was asked for."""
+
+    __tablename__ = "schedule"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    next_at: Mapped[float | None] = mapped_column(Float(53))
+    """When the clock asks for the next run; NULL when the clock starts none."""
+    due: Mapped[str | None] = mapped_column(Text)
+    """Why a run is due now: cron, every, when_scored or asked."""
+    held_up: Mapped[str | None] = mapped_column(Text)
+    """What keeps it from beginning: calls or hours."""
+    looked_at: Mapped[float | None] = mapped_column(Float(53))
+    asked_at: Mapped[float | None] = mapped_column(Float(53))
+    """Since when a run is asked for; NULL when none is."""

@@ -25,6 +25,7 @@ from mosaic.store.models import (
     SessionRow,
     TaskRow,
     TokensRow,
+    TrainedTokensRow,
     TrajectoryRow,
 )
 from mosaic.store.reading import batched
@@ -180,6 +181,7 @@ def _remove_rows(connection: Connection, ids: Sequence[str], tasks: set[str]) ->
         return connection.execute(delete(table).where(where)).rowcount
 
     gone(TokensRow, TokensRow.call_id.in_(calls))
+    gone(TrainedTokensRow, TrainedTokensRow.call_id.in_(calls))
     gone(LinkRow, LinkRow.trajectory_id.in_(ids))
     gone(RewardRow, RewardRow.trajectory_id.in_(ids))
     gone(AdvantageRow, AdvantageRow.session_id.in_(sessions))

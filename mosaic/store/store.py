@@ -341,7 +341,7 @@ class Store:
         with self.database.writing() as connection:
             jobs.trained(connection, job_id, version, rewards, advantages)
             policies.change_version(connection, version, verification=orjson.dumps(verification).decode())
-            jobs.end(connection, job_id, error, metrics or {})
+            jobs.end(connection, job_id, error, metrics or {}, failed="gate.failed")
 
     # policy versions
 

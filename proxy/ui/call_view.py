@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from mosaic.records import LogprobArray
 from mosaic.store.call_browsing import ChoiceTokens, StoredMessage
 from proxy.ui.trajectory_view import text_of
 
@@ -150,7 +151,8 @@ def strip(tokens: ChoiceTokens, trained: bool, advantage: float | None) -> dict[
     """
     prompt = tokens.prompt_P[-CONTEXT:].tolist()
     ids = tokens.ids_T.tolist()
-    logprobs = [value if math.isfinite(value) else None for value in tokens.logprobs_T.tolist()]
+    logprobs = finite(tokens.logprobs_T)
+    later = tokens.training_logprobs_T
     version: list[int | None] = [None] * len(ids)
     for number, start, end in tokens.versions:
         for at in range(start, min(end, len(ids))):
@@ -160,11 +162,17 @@ def strip(tokens: ChoiceTokens, trained: bool, advantage: float | None) -> dict[
         "prompt": prompt,
         "ids": ids,
         "logprobs": logprobs,
+        "training_logprobs": None if later is None else finite(later),
         "versions": version,
         "trained": trained,
         "advantage": advantage,
         "perplexity": _perplexity(logprobs),
     }
+
+
+def finite(logprobs_T: LogprobArray) -> list[float | None]:
+    """Logprobs as JSON can hold them."""
+    return [value if math.isfinite(value) else None for value in logprobs_T.tolist()]
 
 
 def _perplexity(logprobs: Sequence[float | None]) -> float | None:

@@ -20,16 +20,17 @@ from fastapi.responses import (
 from mosaic.errors import RequestError
 from mosaic.records import TrajectoryState
 from mosaic.settings import Settings
-from mosaic.store import Store, browsing, call_browsing, feed, progress
+from mosaic.store import Store, browsing, call_browsing, feed, progress, schedules
 from mosaic.store.browsing import Filter
 from mosaic.store.reading import load
 from mosaic.store.stats import stats
-from proxy.browse_api import group_of
+from proxy.browse_api import ask_for_run, group_of
 from proxy.doctor import findings
 from proxy.events import Events
 from proxy.ui import entry
 from proxy.ui.call_view import curl, message_view, message_views, pretty, request_body, strip, tools_of
 from proxy.ui.rendering import FOLDER, render
+from proxy.ui.schedule_view import ScheduleView, schedule_view
 from proxy.ui.token_texts import TokenTexts
 from proxy.ui.training_view import SUCCESS, plots_json, task_lines, training_view
 from proxy.ui.trajectory_view import gist, mark_of, trajectory_view
@@ -334,7 +335,13 @@ def _add_training(ui: APIRouter, pages: Pages) -> None:
     @ui.get("/training")
     def training(request: Request) -> HTMLResponse:
         view, jobs, versions = _training(pages.store)
-        return pages.page(request, "training.html", view=view, jobs=jobs, versions=versions)
+        schedule = _schedule(pages.store)
+        return pages.page(request, "training.html", view=view, jobs=jobs, versions=versions, schedule=schedule)
+
+    @ui.post("/schedule/run")
+    def run_now() -> HTMLResponse:
+        ask_for_run(pages.store)
+        return part("_schedule.html", schedule=_schedule(pages.store))
 
     @ui.get("/training.json")
     def plots() -> JSONResponse:
@@ -345,6 +352,12 @@ def _training(store: Store) -> tuple[Any, list[progress.Job], list[progress.Vers
     with store.database.reading() as connection:
         jobs, versions = progress.jobs(connection), progress.versions(connection)
         return training_view(progress.recent(connection), jobs, versions), jobs, versions
+
+
+def _schedule(store: Store) -> ScheduleView:
+    with store.database.reading() as connection:
+        state = schedules.read(connection)
+    return schedule_view(state, store.lease_holder(schedules.LEASE))
 
 
 def _add_health(ui: APIRouter, pages: Pages) -> None:

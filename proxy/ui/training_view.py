@@ -20,7 +20,6 @@ JOB_FIGURES = {
     "logprob_gap_mean": "Logprob gap, nats",
     "grad_norm": "Gradient norm",
     "publish_pause_seconds": "Pause at the swap, s",
-    "utility": "Utility",
 }
 """Figures of jobs that are plotted where a job reported them."""
 
@@ -74,9 +73,11 @@ def _attempt_plots(scored: Sequence[Attempt]) -> list[Plot]:
     times, parts = _buckets(scored)
     reward = {"reward": _means(parts, lambda a: a.reward or 0.0), "success": _means(parts, _success)}
     sessions = {"sessions": _means(parts, lambda a: float(a.sessions))}
+    utility = {"utility": _means(parts, lambda a: (a.reward or 0.0) / max(1, a.sessions))}
     return [
         Plot("Reward and success", "Mean reward, and share of attempts with a reward of 0.5 or more.", times, reward),
         Plot("Sessions per trajectory", "Mean number of sessions that an attempt used.", times, sessions),
+        Plot("Utility", "Mean reward per session that an attempt used.", times, utility),
     ]
 
 

@@ -13,6 +13,7 @@ import orjson
 
 from mosaic.store.browsing import SessionLine
 from mosaic.store.call_browsing import CallLine
+from mosaic.store.codec import dump
 
 WIDTH = 1000.0
 """Of the picture, in its own units."""
@@ -222,7 +223,7 @@ def text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        return orjson.dumps(content, default=str).decode()
+        return dump(content).decode()
     parts = []
     for part in content:
         if isinstance(part, Mapping) and isinstance(part.get("text"), str):

@@ -12,14 +12,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from mosaic.cli import app
+from mosaic.cli import assemble
 from tests.engine import ScriptedEngine, Turn
 
 ROOT = Path(__file__).parents[2]
@@ -61,13 +60,7 @@ def test_commands_are_found_in_shell() -> None:
 @pytest.fixture(scope="module")
 def takes() -> Any:
     """The real command line, of which every command does nothing once its arguments are understood."""
-    for entry in entry_points(group="mosaic.commands"):
-        loaded = entry.load()
-        if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=entry.name)
-        else:
-            app.command(entry.name)(loaded)
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(assemble())
     _silence(command)
     return command
 

@@ -26,6 +26,8 @@ class ServedCheckpoint:
     version: str | None = None
     names: tuple[str, ...] = ("policy",)
     """Models that it serves; an adapter is asked for by the last of them."""
+    link: Path | None = None
+    """Where it reads its adapter, if it has one."""
     refuses: Callable[[Path], bool] = lambda _path: False
     """Which checkpoints it says that it loaded, and does not."""
     paused: bool = False
@@ -57,7 +59,7 @@ class ServedCheckpoint:
         """What the engine does and says."""
         match path:
             case "/v1/models":
-                return {"data": [{"id": name} for name in self.names]}
+                return {"data": [{"id": name, "root": str(self.link)} for name in self.names]}
             case "/weight_info":
                 return {"weight_version": self.version}
             case "/is_paused":
@@ -67,6 +69,7 @@ class ServedCheckpoint:
             case "/weight_checker":
                 return {"checksums": {"weight": str(self.path)}}
         self.journal.append(path)
+        results: list[Any] = []
         if path == "/pause":
             self.paused = True
             self.resumed.clear()
@@ -74,12 +77,20 @@ class ServedCheckpoint:
             self.paused = False
             self.resumed.set()
         elif path == "/collective_rpc":
-            self._load(Path(body["kwargs"]["weights_path"]))
-        elif path == "/v1/load_lora_adapter":
-            self._load(Path(body["lora_path"]))
+            results = self._call_worker(body["method"], body["kwargs"])
         elif path == "/update_weight_version":
             self.version = body["new_version"]
-        return {"success": True}
+        return {"success": True, "results": results}
+
+    def _call_worker(self, method: str, arguments: dict[str, Any]) -> list[Any]:
+        if method == "list_loras":
+            return [[1]]
+        if method == "remove_lora":
+            assert self.link is not None
+            self._load(self.link.resolve())  # the real one reads it at its next step
+        else:
+            self._load(Path(arguments["weights_path"]))
+        return [None]
 
     def _load(self, path: Path) -> None:
         self.on_load(path)
@@ -113,7 +124,7 @@ def _handler(engine: ServedCheckpoint) -> type[BaseHTTPRequestHandler]:
         def _reply(self, body: dict[str, Any]) -> None:
             path = urlsplit(self.path).path
             answer = engine.answer(path, body)
-            content = b"Success: loaded." if path.endswith("lora_adapter") else json.dumps(answer).encode()
+            content = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(content)))
             self.end_headers()

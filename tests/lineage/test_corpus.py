@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lineage.corpus import PLAYBOOKS
-from tests.lineage.corpus.variants import MIXED, VARIANTS, mixed, run
+from tests.lineage.corpus.variants import MIXED, VARIANTS, Variant, mixed, run
 from tests.lineage.scoring import Score, place, score
 
 DECIDABLE = ["alone", "alone stripped", "different", "stripped", MIXED]
@@ -25,6 +25,13 @@ def test_a_found_session_holds_the_calls_of_one_session(counted: dict[str, Score
     found = counted[variant]
     assert found.purity == 1, found.wrong
     assert found.f1 >= 0.99, found.wrong
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+@pytest.mark.parametrize("copies", [1, 3])
+def test_every_playbook_is_read_as_it_was_written(playbook: str, copies: int) -> None:
+    found = score(place(run(playbook, Variant(copies=copies, ids=copies > 1))))
+    assert (found.wrong, found.purity, found.f1, found.auxiliary_f1) == ([], 1, 1, 1)
 
 
 @pytest.mark.parametrize("variant", DECIDABLE)

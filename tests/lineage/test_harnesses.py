@@ -28,6 +28,7 @@ CLAIMS = [
     ({"session-id": "root", "thread-id": "t", "x-codex-parent-thread-id": "root"}, {}, ("t", "root", "root")),
     ({"x-opencode-session-id": "c", "x-opencode-parent-session-id": "p"}, {}, ("c", "p", None)),
     ({"x-litellm-session-id": "c"}, {"prompt_cache_key": "root"}, ("c", None, "root")),
+    ({"x-openwebui-chat-id": "c"}, {}, ("c", None, None)),
     ({"x-session-id": "c"}, {}, ("c", None, None)),
     ({"user-agent": "any"}, {"model": "policy"}, (None, None, None)),
 ]

@@ -292,14 +292,15 @@ def writers_of(pid: int) -> list[int]:
     return [int(child) for child in found if b"proxy.writer" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
-async def test_sigterm_ends_open_streams_records_why_and_exits_with_0(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+async def test_sigterm_ends_open_streams_records_why_and_exits_with_0(tmp_path: Path, asked: signal.Signals) -> None:
     engine = ScriptedEngine(lambda _: Turn("A longer text of many pieces", fault=Fault.HANG_MID_STREAM))
     database = f"sqlite:///{tmp_path}/mosaic.db"
     async with engine.serve() as upstream:
         process, url = start(tmp_path, upstream, database, MOSAIC_DRAIN_S="1")
         waiting = asyncio.ensure_future(ask(url, "open"))
         await engine.reached.wait()
-        process.terminate()
+        process.send_signal(asked)
         code = await asyncio.to_thread(process.wait, 30)
         process.wait()
         with pytest.raises(aiohttp.ClientError):

@@ -33,6 +33,11 @@ PICKED = (
     "title_first",
     "memory",
     "retried",
+    "critic_is_heard",
+    "two_without_tools",
+    "summary_for_the_user",
+    "delegated_in_text",
+    "orchestrated",
 )
 
 

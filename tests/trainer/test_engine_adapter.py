@@ -1,6 +1,8 @@
 """The real vLLM with LoRA enabled: adapters change under running requests, verified by what they sample."""
 
+import json
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,10 @@ import pytest
 
 from mosaic.errors import PublishError
 from tests.trainer.test_engine import PROBE_L, complete
-from trainer.adapter import make_adapter
+from trainer.adapter import live_link, make_adapter
 from trainer.engine import Engine, EngineSettings
 from trainer.engine_control import EngineControl
+from trainer.probe import checkpoint_logprobs
 from trainer.publish import Publication, publish
 
 pytestmark = [
@@ -44,7 +47,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, save_model: Callable[...,
 @pytest.fixture(scope="module")
 def engine(adapters: tuple[Path, Path, Path]) -> Iterator[Engine]:
     base, first, _ = adapters
-    arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"policy={first}")
+    arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"policy={live_link(first)}")
     settings = EngineSettings(
         base, base.parent / "engine.log", max_model_len=512, served_model_name="base", extra_args=arguments
     )
@@ -74,6 +77,35 @@ def test_an_adapter_goes_live_under_load_and_back(engine: Engine, adapters: tupl
     for report in (there, back):
         assert report.gap_max < 1e-3 < report.change_max
     assert control.version() == "3"
+
+
+def test_a_call_that_was_frozen_goes_on_with_the_new_adapter(engine: Engine, adapters: tuple[Path, Path, Path]) -> None:
+    _, first, second = adapters
+    control = EngineControl(engine.base_url, model="policy", adapter=True)
+    swapped_to(control, second, 4)
+    prompt = [5, 6, 7]
+    body = {"model": "policy", "prompt": prompt, "max_tokens": 400, "logprobs": 0, "stream": True}
+    asked = json.dumps({**body, "return_token_ids": True, "ignore_eos": True, "seed": 1}).encode()
+    request = urllib.request.Request(engine.base_url + "/v1/completions", asked, {"content-type": "application/json"})
+    ids, logprobs = list(prompt), []
+    with urllib.request.urlopen(request, timeout=300) as reply:
+        for line in reply:
+            if not line.startswith(b"data: {"):
+                continue
+            if len(ids) == len(prompt):
+                swapped_to(control, first, 5)
+            choice = json.loads(line[6:])["choices"][0]
+            ids += choice["token_ids"]
+            logprobs += choice["logprobs"]["token_logprobs"]
+    last_N = np.asarray(logprobs[-100:])
+    of_first_N, of_second_N = (checkpoint_logprobs(one, np.asarray(ids, np.int32))[-100:] for one in (first, second))
+    assert np.abs(last_N - of_first_N).max() < 1e-3 < np.abs(last_N - of_second_N).mean()
+
+
+def swapped_to(control: EngineControl, folder: Path, version: int) -> None:
+    control.pause()
+    control.load(folder, version)
+    control.resume()
 
 
 def test_an_adapter_that_cannot_be_loaded_leaves_the_one_before(

@@ -11,9 +11,10 @@ import pytest
 from mosaic.errors import TrainError
 from tests.trainer.test_policy_trainer import SETTINGS, accumulated, assert_same, run, weights
 from trainer.probe import checkpoint_logprobs
-from trainer.round import StepReport, TrainReport
+from trainer.round import LOGPROBS_FILE, StepReport, TrainReport
 from trainer.round_process import RoundRequest, run_round
 from trainer.sequences import Sequence
+from trainer.trained_logprobs import load_logprobs
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TRL currently supports vLLM"
@@ -179,6 +180,10 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     assert [s.tokens for s in together] == [s.tokens for s in alone]
     for name, tensor in weights(one.checkpoint).items():
         assert float((weights(two.checkpoint)[name] - tensor).abs().max()) < 1e-5, name
+    said = [list(load_logprobs(report.checkpoint / LOGPROBS_FILE)) for report in (one, two)]
+    assert [token.call_id for token in said[0]] == [token.call_id for token in said[1]]
+    for alone_T, together_T in zip(*said, strict=True):
+        np.testing.assert_allclose(together_T.logprobs_T, alone_T.logprobs_T, atol=1e-4)
 
 
 def test_a_launched_round_reports_its_steps_and_its_failure(

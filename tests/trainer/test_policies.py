@@ -1,6 +1,7 @@
 """Which weights are live: several replicas in one state, the gate, going back, and holding a version."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import text
 from typer.testing import CliRunner
 
-from mosaic.errors import GateError, MosaicError, PublishError, SettingsError
+from mosaic.errors import EngineError, GateError, MosaicError, PublishError, SettingsError
 from mosaic.records import JobState
 from mosaic.settings import Settings, TrainConfig
-from mosaic.store import Store
+from mosaic.store import Store, trained_tokens
 from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
+from trainer.adapter import live_link
 from trainer.job import run_job
 from trainer.policies import before, put_back
 from trainer.policy_commands import app
@@ -84,6 +87,23 @@ def score_by(folder: Path, before: str, after: str) -> str:
 def test_all_replicas_move_together(place: Place) -> None:
     report = run_job(place.store, place.settings)
     assert place.served == {(report.job_id, "1", False)}
+
+
+def test_the_store_keeps_what_the_trainer_said_of_every_token_that_it_trained(place: Place) -> None:
+    run_job(place.store, place.settings)
+    calls = [c for name in "ab" for session in place.store.trajectory(name).sessions for c in session.calls]
+    with place.store.database.reading() as connection:
+        for call in calls:
+            said_T = trained_tokens.of(connection, call.call_id, 0)
+            assert said_T is not None
+            assert len(said_T) == len(call.samples[0].ids_T)
+            assert (said_T < 0).all()
+
+
+def test_nothing_of_tokens_is_kept_where_that_is_not_wanted(place: Place) -> None:
+    run_job(place.store, place.with_(keep_logprobs=False))
+    with place.store.database.reading() as connection:
+        assert connection.execute(text("select count(*) from trained_tokens")).scalar_one() == 0
 
 
 def test_one_replica_that_does_not_load_keeps_all_on_the_old_weights(place: Place, model_dir: Path) -> None:
@@ -205,12 +225,29 @@ def test_an_adapter_needs_the_name_under_which_it_is_served(
     place: Place, model_dir: Path, save_adapter: Callable[[Path], Path]
 ) -> None:
     first = save_adapter(place.folder / "adapter")
+    link = live_link(first)
     for replica in place.replicas:
-        replica.path, replica.names = first, ("base", "policy")
+        replica.path, replica.names, replica.link = first, ("base", "policy"), link
     settings = place.with_(model=first)
     with pytest.raises(SettingsError, match=r"is a LoRA adapter, but .* serves base, policy and policy_model is None"):
         run_job(place.store, settings)
-    report = run_job(place.store, settings.model_copy(update={"policy_model": "policy"}))
+    settings = settings.model_copy(update={"policy_model": "policy"})
+    place.replicas[1].link = first
+    with pytest.raises(EngineError, match=r"reads the adapter 'policy' from .*/adapter, which is no absolute symbolic"):
+        run_job(place.store, settings)
+    place.replicas[1].link = link
+    report = run_job(place.store, settings)
     assert place.served == {(report.job_id, "1", False)}
-    assert all("/v1/load_lora_adapter" in replica.journal for replica in place.replicas)
+    assert link.resolve().name == report.job_id
     assert model_dir.name == "policy"
+
+
+def test_a_first_adapter_comes_with_the_link_that_the_engine_is_to_read(model_dir: Path, tmp_path: Path) -> None:
+    folder, link = tmp_path / "adapter", tmp_path / "adapter-live"
+    given = ["adapter", str(model_dir), str(folder), "--rank", "4"]
+    done = CliRunner().invoke(app, given)
+    assert f"--lora-modules policy={link}\n" in done.stdout
+    assert link.resolve() == folder
+    shutil.rmtree(folder)
+    with pytest.raises(SettingsError, match="adapter-live exists already"):
+        raise CliRunner().invoke(app, given).exception or AssertionError("it was not refused")

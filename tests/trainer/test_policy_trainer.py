@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mosaic.errors import NothingToTrain, TrainError
-from trainer.round import StepReport, TrainReport, TrainSettings
+from trainer.round import LOGPROBS_FILE, StepReport, TrainReport, TrainSettings
 from trainer.sequences import Sequence
+from trainer.trained_logprobs import load_logprobs
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TRL currently supports vLLM"
@@ -207,6 +208,35 @@ def test_a_round_reports_every_step_and_leaves_a_whole_checkpoint(
     assert json.loads((output_dir / "config.json").read_text()) == json.loads((model_dir / "config.json").read_text())
     assert any((weights(output_dir)[name] != tensor).any() for name, tensor in weights(model_dir).items())
     assert [path.name for path in output_dir.parent.iterdir()] == ["v2"]
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
+def test_what_the_trainer_said_of_each_trained_token_is_kept_from_before_its_first_step(
+    model_dir: Path,
+    round_of_four: list[Sequence],
+    logprobs_of: Callable[..., Any],
+    tmp_path: Path,
+    micro_batch_tokens: int,
+) -> None:
+    """Also where rows are shuffled, padded and seen again in a second epoch."""
+    settings = replace(SETTINGS, epochs=2, micro_batch_tokens=micro_batch_tokens)
+    report = run(model_dir, round_of_four, settings, tmp_path / "out")
+    said = {one.call_id: one.logprobs_T for one in load_logprobs(report.checkpoint / LOGPROBS_FILE)}
+    spans = {span.call_id: (sequence, span) for sequence in round_of_four for span in sequence.spans}
+    assert said.keys() == spans.keys()
+    for call_id, (sequence, span) in spans.items():
+        own_T = logprobs_of(sequence.ids_L)[span.start : span.end]
+        np.testing.assert_allclose(said[call_id], own_T, atol=1e-5)
+
+
+def test_a_token_that_is_masked_has_no_logprob_of_training(
+    model_dir: Path, make_sequence: Callable[..., Sequence], tmp_path: Path
+) -> None:
+    whole = make_sequence(1, "a", (5, 4))
+    stale = replace(whole, mask_L=whole.mask_L & (np.arange(9) != 6))
+    report = run(model_dir, [stale], SETTINGS, tmp_path / "out")
+    (one,) = load_logprobs(report.checkpoint / LOGPROBS_FILE)
+    assert np.isnan(one.logprobs_T).tolist() == [False, True, False, False]
 
 
 def test_figures_of_a_step_equal_the_formula(

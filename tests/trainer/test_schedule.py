@@ -13,7 +13,8 @@ import pytest
 
 from mosaic.errors import SettingsError
 from mosaic.settings import ScheduleConfig
-from mosaic.store import Store
+from mosaic.store import Store, schedules
+from mosaic.store.schedules import ScheduleState
 from tests.trainer.test_job import attempts
 from trainer.schedule import Schedule
 
@@ -82,6 +83,37 @@ def test_an_interval_counts_from_one_start_to_the_next(make: Make, clock: Clock)
     schedule, began = make(every_s=2 * HOUR)
     run_until(schedule, clock, NOW + 7 * HOUR)
     assert began == [NOW + 2 * HOUR, NOW + 4 * HOUR, NOW + 6 * HOUR]
+
+
+def test_a_run_that_is_asked_for_begins_whatever_the_conditions_say_and_once(
+    make: Make, store: Store, clock: Clock
+) -> None:
+    schedule, began = make(cron="0 3 * * *", hours="02:00-06:00", idle_s=HOUR)
+    attempts(store, {"a": 1})
+    assert schedule.tick() is None
+    with store.database.writing() as connection:
+        schedules.change(connection, asked_at=clock.now)
+    assert schedule.tick() == 0
+    assert schedule.tick() is None
+    assert began == [NOW]
+
+
+def test_a_run_that_is_asked_for_while_a_job_runs_waits_for_its_end(make: Make, store: Store, clock: Clock) -> None:
+    schedule, began = make(code=8, cron="0 3 * * *")
+    with store.database.writing() as connection:
+        schedules.change(connection, asked_at=clock.now)
+    assert [schedule.tick(), schedule.tick()] == [8, 8]
+    assert len(began) == 2
+
+
+def test_what_the_schedule_sees_is_told_at_each_look(make: Make, store: Store, clock: Clock) -> None:
+    schedule, _ = make(every_s=2 * HOUR, hours="00:00-01:00")
+    schedule.tick()
+    clock.now += 3 * HOUR
+    schedule.tick()
+    with store.database.reading() as connection:
+        told = schedules.read(connection)
+    assert told == ScheduleState(next_at=NOW + 2 * HOUR, due="every", held_up="hours", looked_at=NOW + 3 * HOUR)
 
 
 def test_cron_begins_at_its_times(make: Make, clock: Clock) -> None:

@@ -196,7 +196,9 @@
       this.tip.hidden = !box;
       if (!box) return;
       const value = this.data.logprobs[box.at];
-      this.tip.textContent = `${box.text}  #${this.data.ids[box.at]}\nlog π ${figure(value)}  p ${figure(value === null ? null : Math.exp(value))}`;
+      const later = this.data.training_logprobs?.[box.at] ?? null;
+      const trained = later === null ? "" : `\nat training ${figure(later)}  ratio ${figure(this.ratio(box.at))}`;
+      this.tip.textContent = `${box.text}  #${this.data.ids[box.at]}\nlog π ${figure(value)}  p ${figure(value === null ? null : Math.exp(value))}${trained}`;
       const x = Math.min(box.x, this.width - this.tip.offsetWidth), y = (box.line + 1) * LINE + 2;
       this.tip.style.transform = `translate(${Math.max(0, x)}px, ${y}px)`;
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.lineage.corpus import auxiliary, compactions, sessions, subagents, unforeseen
+from tests.lineage.corpus import auxiliary, compactions, sessions, strangers, subagents, unforeseen
 from tests.lineage.corpus.stage import Play
 
 Playbook = Callable[[Play], None]
@@ -71,9 +71,31 @@ ROWS: dict[int, tuple[Playbook, ...]] = {
         unforeseen.chat,
         unforeseen.questions_after,
     ),
+    22: (
+        strangers.observations_added,
+        strangers.cut_at_the_action,
+        strangers.delegated_in_text,
+        strangers.told_anew,
+        strangers.state_in_one_message,
+        strangers.in_a_channel,
+        strangers.memory_carried,
+        strangers.two_without_tools,
+        strangers.one_after_the_other,
+        strangers.planned_first,
+        strangers.critic_is_heard,
+        strangers.orchestrated,
+        strangers.summary_in_system,
+        strangers.asked_by_system,
+        strangers.first_round_kept,
+        strangers.summary_by_tool,
+        strangers.summary_for_the_user,
+        strangers.looked_up_first,
+        strangers.remembered,
+        strangers.not_what_it_seems,
+    ),
 }
 """Row of the matrix -> its playbooks. Rows 16 and 19 are the variants in which every playbook is run;
-21 is ours: frameworks that nobody looked at."""
+21 and 22 are ours: frameworks that nobody looked at."""
 
 PLAYBOOKS: dict[str, Playbook] = {p.__name__: p for row in ROWS.values() for p in row}
 

@@ -15,7 +15,8 @@ from sqlalchemy import text
 
 from mosaic.capture import CallStatus, CapturedCall, Choice
 from mosaic.records import IdArray
-from mosaic.store import Store
+from mosaic.store import Store, trained_tokens
+from mosaic.store.trained_tokens import TrainedTokens
 from tests.engine import ScriptedEngine
 from tests.playbook import Message, Recording, assistant, result, system, user
 
@@ -201,6 +202,14 @@ def _train(store: Store, number: int, rewards: Mapping[str, float], luck: random
         for trajectory_id, reward in rewards.items()
         for session in store.trajectory(trajectory_id).sessions
     }
+    said = [
+        TrainedTokens(call.call_id, 0, call.samples[0].logprobs_T - np.float32(0.01))
+        for trajectory_id in rewards
+        for session in store.trajectory(trajectory_id).sessions
+        for call in session.calls
+    ]
+    with store.database.writing() as connection:
+        trained_tokens.keep(connection, job, said)
     store.finish_training(job, version, rewards, advantages, {"gap_after": 0.0004})
     figures = {
         "trajectories": len(rewards),

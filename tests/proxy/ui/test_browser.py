@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mosaic.store import Store
+from mosaic.store import Store, schedules
 from tests.conftest import Proxy, ProxyFactory
 from tests.engine import Turn
 from tests.proxy.ui.story import ReadingEngine, Vocabulary, long, told
@@ -156,14 +156,22 @@ async def test_from_the_list_by_search_and_keys_to_a_token(story: Told, start_pr
         await page.keyboard.press("s")
         await page.keyboard.press("End")
         said = await page.locator(".strip-token").inner_text()
-        for figure in ("token", "log π at sampling", "position", "trained", "advantage"):
+        for figure in (
+            "token",
+            "log π at sampling",
+            "log π at training",
+            "ratio 0.99",
+            "position",
+            "trained",
+            "advantage",
+        ):
             assert figure in said
         box = await page.locator(".strip-view canvas").bounding_box()
         await page.mouse.click(box["x"] + 20, box["y"] + box["height"] - 16)
         assert "token 1 of" in " ".join((await page.locator(".strip-token").inner_text()).split())
         await page.mouse.move(box["x"] + 60, box["y"] + box["height"] - 16)
-        await browser.see(".tip:not([hidden])")
-        for mode in ("version", "mask", "advantage", "logprob"):
+        assert "ratio 0.990" in await (await browser.see(".tip:not([hidden])")).inner_text()
+        for mode in ("version", "mask", "training", "ratio", "advantage", "logprob"):
             await page.locator(f'.modes button[data-mode="{mode}"]').click()
         await browser.picture("call")
         await page.get_by_text("Copy as curl").click()
@@ -194,6 +202,17 @@ async def test_a_reward_is_given_and_a_session_is_judged(story: Told, start_prox
         await page.locator("#reward").fill("much")
         await page.get_by_text("Give it").click()
         await page.get_by_text("is no number").wait_for()
+
+
+async def test_a_training_job_is_asked_for(story: Told, start_proxy: ProxyFactory) -> None:
+    async with browsing(story, start_proxy) as browser:
+        store = browser.proxy.store
+        store.take_lease(schedules.LEASE, "a process", 600.0)
+        await browser.open("training")
+        await browser.page.get_by_text("Run now").click()
+        await browser.page.get_by_text("A run is asked for").wait_for()
+        with store.database.reading() as connection:
+            assert schedules.read(connection).asked_at is not None
 
 
 async def test_a_live_trajectory_is_watched_as_it_grows(story: Told, start_proxy: ProxyFactory) -> None:

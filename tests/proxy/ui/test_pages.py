@@ -2,10 +2,12 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from mosaic.store import schedules
 from proxy.ui.rendering import FOLDER
 from tests.proxy.ui.conftest import Page, Visitor
 from tests.proxy.ui.story import HOSTILE, QUESTIONS, Vocabulary, long
@@ -122,12 +124,38 @@ def test_training_draws_what_was_measured(visitor: Visitor) -> None:
     assert all(len({len(column) for column in plot["columns"]}) == 1 for plot in drawn["plots"])
 
 
+def test_a_run_is_asked_for_where_a_schedule_takes_it_and_only_by_a_page_of_ours(visitor: Visitor) -> None:
+    assert "No schedule runs" in visitor.see("training").text
+    refused = visitor.client.post("/ui/schedule/run", headers=visitor.token())
+    assert refused.status_code == 409
+    visitor.store.take_lease(schedules.LEASE, "a process", 60.0)
+    with visitor.store.database.writing() as connection:
+        schedules.change(connection, next_at=86400.0, due="cron", held_up="hours")
+    page = visitor.see("training")
+    assert "next run 1970-01-02 00:00:00 UTC" in page.text
+    assert "A run is due (cron) and waits for the hours that are set." in page.text
+    assert visitor.client.post("/ui/schedule/run").status_code == 403
+    with visitor.store.database.reading() as connection:
+        assert schedules.read(connection).asked_at is None
+    answer = visitor.client.post("/ui/schedule/run", headers=visitor.token())
+    assert "A run is asked for" in answer.text
+    told = visitor.client.get("/api/schedule").json()
+    assert (told["owner"], told["asked_at"]) == ("a process", pytest.approx(time.time(), abs=60))
+    visitor.store.give_lease(schedules.LEASE, "a process")
+    with visitor.store.database.writing() as connection:
+        schedules.answered(connection, time.time())
+
+
 def test_tokens_come_with_their_logprobs_versions_and_advantage_and_without_an_engine_as_ids(visitor: Visitor) -> None:
     drawn = visitor.client.get("/ui/c/c1-run-1-1b/tokens.json").json()
     call = visitor.store.trajectory("run-1-1b").sessions[0].calls[0]
     assert drawn["ids"] == call.samples[0].ids_T.tolist()
     assert drawn["logprobs"] == pytest.approx(call.samples[0].logprobs_T.tolist())
     assert drawn["prompt"] == call.prompt_ids_P.tolist()[-96:]
+    assert drawn["training_logprobs"] == pytest.approx([value - 0.01 for value in drawn["logprobs"]], abs=1e-5)
+    untrained = visitor.client.get("/ui/c/c1-run-hostile/tokens.json").json()
+    assert untrained["training_logprobs"] is None
+    assert visitor.client.get("/api/calls/c1-run-1-1b/tokens").json()["training_logprobs"] == drawn["training_logprobs"]
     assert (drawn["trained"], set(drawn["versions"]), drawn["texts"]) == (True, {0}, {})
     assert drawn["advantage"] is not None
     aborted = visitor.client.get("/ui/c/c1-run-broken/tokens.json").json()

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from mosaic.store.browsing import SessionLine
 from mosaic.store.call_browsing import CallLine, ChoiceTokens, StoredMessage
 from mosaic.store.progress import Attempt, Job, Version
+from mosaic.store.schedules import ScheduleState
 from proxy.ui import rendering
 from proxy.ui.call_view import curl, message_view, request_body, strip, tools_of
+from proxy.ui.schedule_view import schedule_view
 from proxy.ui.training_view import plots_json, task_lines, training_view
 from proxy.ui.trajectory_view import WIDTH, Axis, gist, trajectory_view
 
@@ -168,10 +170,12 @@ def test_a_strip_says_of_every_token_who_sampled_it() -> None:
         np.arange(4, dtype=np.int32),
         np.array([0.0, -1.0, -np.inf, np.nan], np.float32),
         [[3, 0, 2], [4, 2, 4]],
+        np.array([-0.5, np.nan, -1.5, np.nan], np.float32),
     )
     drawn = strip(tokens, trained=True, advantage=0.5)
     assert drawn["versions"] == [3, 3, 4, 4]
     assert drawn["logprobs"] == [0.0, -1.0, None, None]
+    assert drawn["training_logprobs"] == [-0.5, None, -1.5, None]
     assert drawn["prompt_tokens"] == 200
     assert drawn["prompt"][-1] == 199
     assert drawn["perplexity"] == pytest.approx(np.exp(0.5))
@@ -194,6 +198,26 @@ def test_training_is_told_by_its_rewards_groups_and_versions() -> None:
     for plot in plots_json(view)["plots"]:
         assert len({len(column) for column in plot["columns"]}) == 1
         assert plot["columns"][0] == sorted(plot["columns"][0])
+
+
+def test_utility_is_the_reward_per_session() -> None:
+    plots = {plot.title: plot for plot in training_view([attempt(0, 1.0)] * 8, [], []).plots}
+    assert list(plots["Utility"].lines.values()) == [[0.5] * len(plots["Utility"].times)]
+
+
+@pytest.mark.parametrize(
+    ("state", "owner", "owned", "said"),
+    [
+        (ScheduleState(next_at=5.0), None, False, "No schedule runs"),
+        (ScheduleState(next_at=5.0), "p", True, ""),
+        (ScheduleState(asked_at=1.0, due="cron", held_up="hours"), "p", True, "A run is asked for"),
+        (ScheduleState(due="when_scored"), "p", True, "A run is due (when_scored)."),
+        (ScheduleState(due="every", held_up="calls"), "p", True, "waits until no call has ended for a while"),
+    ],
+)
+def test_a_schedule_says_what_it_waits_for(state: ScheduleState, owner: str | None, owned: bool, said: str) -> None:
+    view = schedule_view(state, owner)
+    assert (view.owned, said in view.said, bool(view.said)) == (owned, True, bool(said))
 
 
 def test_nothing_recorded_is_an_empty_page_and_no_fault() -> None:

@@ -1,0 +1,145 @@
+"""`mosaic tail`: calls as they end, one line each, from the database or from a running proxy elsewhere.
+
+Neither source is given up: a database that refuses, or a proxy that is started anew, is asked again, and the calls of
+meanwhile follow.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+import typer
+from sqlalchemy import Connection
+
+from mosaic.client import Client
+from mosaic.errors import MosaicError, RequestError, StoreError
+from mosaic.settings import Settings, load, shown_url
+from mosaic.store import Store, call_browsing, feed
+from mosaic.terminal import DATABASE
+
+EVERY_S = 0.5
+"""Seconds between two looks at the database."""
+SAID = 60
+"""Characters of a reply that a line shows."""
+FIELDS = (
+    "call_id",
+    "trajectory_id",
+    "session_id",
+    "auxiliary",
+    "wire",
+    "status",
+    "http_status",
+    "error",
+    "exact",
+    "inexact_reason",
+    "prompt_tokens",
+    "sampled_tokens",
+    "policy_version",
+    "started_at",
+    "first_byte_at",
+    "ended_at",
+)
+"""What a JSON line says of a call, with `says`, how its reply begins."""
+Call = dict[str, Any]
+
+
+def tail(
+    *,
+    trajectory: str | None = typer.Option(None, help="Only calls of this trajectory."),
+    proxy: str | None = typer.Option(
+        None, help="Follow the proxy at this address instead of the database; with the first of api_keys."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print each call as one line of JSON."),
+    database: str | None = DATABASE,
+) -> None:
+    """Follow calls as they end, one line each, until Ctrl-C.
+
+    A line says when the call ended, its trajectory, prompt and sampled tokens, seconds, what it is worth to training
+    (exact, or why it is not) and how its reply begins. Calls that ended before are listed by `mosaic show`. What breaks
+    is taken up again where it broke.
+
+        mosaic tail
+        mosaic tail --trajectory run-17
+        mosaic tail --json --proxy http://gpu-1:8080
+    """
+    settings = load(database=database)
+    followed = _of_proxy(settings, proxy, trajectory) if proxy else _of_store(settings, trajectory)
+    with contextlib.suppress(KeyboardInterrupt):
+        for call in followed:
+            typer.echo(orjson.dumps(call) if as_json else _line(call))
+
+
+def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
+    store = Store(settings.database)
+    with store.database.reading() as connection:
+        mark = feed.newest(connection)
+    _say(f"following calls in {shown_url(settings.database)}; Ctrl-C ends")
+    refused = False
+    while True:
+        try:
+            with store.database.reading() as connection:
+                events = feed.since(connection, mark, trajectory_id)
+                calls = [call for event in events if event.call_id for call in _stored(connection, event.call_id)]
+            refused = False
+        except StoreError as error:
+            events, calls = [], []
+            if not refused:
+                _say(f"{error.message} It is asked again.")
+            refused = True
+        yield from calls
+        if events:
+            mark = events[-1].mark
+        else:
+            time.sleep(EVERY_S)
+
+
+def _stored(connection: Connection, call_id: str) -> Iterator[Call]:
+    """The call; nothing when it was pruned meanwhile."""
+    with contextlib.suppress(RequestError):
+        row = call_browsing.call_row(connection, call_id)
+        yield _call({**row}, call_browsing.replies(connection, call_id))
+
+
+def _of_proxy(settings: Settings, address: str, trajectory_id: str | None) -> Iterator[Call]:
+    client = Client(address, settings.api_keys[0].get_secret_value() if settings.api_keys else None)
+    _say(f"following calls of {address}; Ctrl-C ends")
+    for event in client.events(trajectory_id):
+        if event.kind != "call":
+            continue
+        try:
+            row = client.call(event.data["call_id"])
+        except MosaicError as error:  # the proxy is going, or the call was pruned: the stream goes on by itself
+            _say(f"call {event.data['call_id']} cannot be shown: {error.message}")
+            continue
+        yield _call(row, row["choices"])
+
+
+def _call(row: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> Call:
+    return {**{name: row[name] for name in FIELDS}, "says": _says(choices[0]["body"]) if choices else ""}
+
+
+def _says(message: Mapping[str, Any]) -> str:
+    """How a reply begins, on one line: its text, and the tools that it calls."""
+    content = message.get("content")
+    named = [str(call["function"]["name"]) for call in message.get("tool_calls") or () if call.get("function")]
+    return " ".join([*str(content or "").split(), *(f"[{name}]" for name in named)])
+
+
+def _line(call: Call) -> str:
+    """The call as a person reads it; what a client or a model said cannot steer the terminal."""
+    ended = time.strftime("%H:%M:%S", time.localtime(call["ended_at"]))
+    kind = f" {call['auxiliary']}" if call["auxiliary"] else ""
+    tokens = f"{call['prompt_tokens']} -> {call['sampled_tokens']}"
+    worth = "exact" if call["exact"] else call["inexact_reason"] or "inexact"
+    failed = "" if call["status"] == "ok" else f" {call['status']} {call['http_status']}"
+    text = (
+        f"{ended} {call['trajectory_id']}{kind}{failed}  {tokens} tokens  {call['ended_at'] - call['started_at']:.2f} s"
+        f"  v{call['policy_version']}  {worth}  {call['says'][:SAID]}"
+    )
+    return "".join(character if character.isprintable() else "?" for character in text).rstrip()
+
+
+def _say(what: str) -> None:
+    typer.echo(f"mosaic: {what}", err=True)

@@ -1,0 +1,81 @@
+"""Faults of jobs, of weights and of what judges them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mosaic.settings import Settings
+from mosaic.store import Store
+from proxy.doctor import Level
+from tests.proxy.doctor.looking import found, only, settings_of
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_of(tmp_path)
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Store]:
+    opened = Store(settings.database)
+    yield opened
+    opened.close()
+
+
+def test_no_job_has_ended_yet(settings: Settings, store: Store) -> None:
+    assert store.policy() == (0, None)
+    only(found(settings, "jobs"), Level.NOTE, "no job has ended yet", step="--dry-run")
+
+
+def test_the_newest_job_failed(settings: Settings, store: Store) -> None:
+    store.end_job(store.start_job({}), None)
+    assert [one.level for one in found(settings, "jobs")] == [Level.OK]
+    store.end_job(store.start_job({}), "the engine died")
+    only(found(settings, "jobs"), Level.WRONG, "failed: the engine died", step="mosaic train")
+
+
+def test_a_job_that_was_left_where_it_died(settings: Settings, store: Store) -> None:
+    store.end_job(store.start_job({}), None)
+    store.start_job({})
+    only(found(settings, "jobs"), Level.WARNING, "was left selected", step="mosaic train --fresh")
+    assert store.take_lease("training", "somebody", 60)
+    assert {one.level for one in found(settings, "jobs")} == {Level.OK}
+
+
+def test_live_weights_that_are_not_on_disk(settings: Settings, store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "v1"
+    store.version_live(store.new_version(str(folder), None))
+    only(found(settings, "policy")[:1], Level.WRONG, "checkpoint of live version 1 is not at", step="rollback")
+    folder.mkdir()
+    assert [one.level for one in found(settings, "policy")] == [Level.OK]
+
+
+def test_a_version_that_is_held(settings: Settings, store: Store, tmp_path: Path) -> None:
+    store.version_live(store.new_version(str(tmp_path), None))
+    store.pin(1)
+    only(found(settings, "policy"), Level.NOTE, "version 1 is pinned", step="--off")
+
+
+def test_a_version_that_did_not_go_live(settings: Settings, store: Store, tmp_path: Path) -> None:
+    store.version_live(store.new_version(str(tmp_path), None))
+    store.version_failed(store.new_version(str(tmp_path / "v2"), None))
+    only(found(settings, "policy"), Level.WARNING, "version 2 did not go live; 1 serves on", step="policy show 2")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"train": {"gate": "no-such-program --now"}}, "train.gate cannot be run"),
+        ({"score": {"command": "'unclosed"}, "train": {"gate": "sh -c true"}}, "score.command cannot be run"),
+    ],
+)
+def test_a_command_that_cannot_be_run(tmp_path: Path, more: dict[str, Any], words: str) -> None:
+    only(found(settings_of(tmp_path, **more), "gate"), Level.WRONG, words, step="Correct")
+
+
+def test_no_gate_is_set(tmp_path: Path) -> None:
+    only(found(settings_of(tmp_path), "gate"), Level.NOTE, "no gate is set")
+    variable = settings_of(tmp_path, train={"gate": "SEED=1 python gate.py"})
+    assert [one.level for one in found(variable, "gate")] == [Level.OK]

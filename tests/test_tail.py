@@ -1,0 +1,136 @@
+"""`mosaic tail` in a process of its own: it follows, survives what breaks, and ends when it is told to."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from mosaic.settings import Settings
+from mosaic.store import Store
+from proxy import events
+from proxy.trace import captured
+from tests.conftest import serving
+from tests.postgres import Server
+from tests.proxy.traces import conversation
+
+
+class Tail:
+    """A running `mosaic tail`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def line(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readline(), 20)).decode().rstrip()
+
+    async def said(self) -> str:
+        """The next line of its standard error."""
+        assert self.process.stderr is not None
+        return (await asyncio.wait_for(self.process.stderr.readline(), 20)).decode().rstrip()
+
+    async def interrupted(self) -> tuple[int, str]:
+        """Its exit code and what it still said, after Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = await asyncio.wait_for(self.process.communicate(), 20)
+        assert self.process.returncode is not None
+        return self.process.returncode, said.decode()
+
+
+@asynccontextmanager
+async def tailing(folder: Path, *arguments: str) -> AsyncIterator[Tail]:
+    """Follow calls; what it says when it has begun is read."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mosaic", "tail", *arguments),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    tail = Tail(process)
+    try:
+        assert "following calls" in await tail.said()
+        yield tail
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def record(store: Store, name: str) -> None:
+    store.record([captured(trace) for trace in conversation(2, name)])
+
+
+async def test_calls_of_one_trajectory_follow_as_they_end_and_ctrl_c_is_no_failure(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    record(store, "before")
+    async with tailing(tmp_path, "--database", url, "--trajectory", "run-1", "--json") as tail:
+        record(store, "run-2")
+        record(store, "run-1")
+        found = [json.loads(await tail.line()) for _ in range(2)]
+        assert [(call["trajectory_id"], call["status"], call["exact"]) for call in found] == [("run-1", "ok", True)] * 2
+        assert found[0]["call_id"] != found[1]["call_id"]
+        assert await tail.interrupted() == (0, "")
+    store.close()
+
+
+async def test_a_line_says_what_a_call_is_worth_and_how_its_reply_begins(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    async with tailing(tmp_path, "--database", url) as tail:
+        record(store, "run-\x1b[2J")
+        line = await tail.line()
+        assert " run-?[2J  " in line
+        assert "  exact  " in line
+        assert " tokens  " in line
+        assert await tail.interrupted() == (0, "")
+    store.close()
+
+
+async def test_a_database_that_is_away_for_a_while_is_asked_again(tmp_path: Path, postgres_server: Server) -> None:
+    url = postgres_server.create("test_tail")
+    store = Store(url)
+    async with tailing(tmp_path, "--database", url, "--json") as tail:
+        await asyncio.to_thread(postgres_server.stop)
+        try:
+            assert (await tail.said()).endswith("It is asked again.")
+        finally:
+            await asyncio.to_thread(postgres_server.start)
+        record(store, "afterwards")
+        assert json.loads(await tail.line())["trajectory_id"] == "afterwards"
+        assert await tail.interrupted() == (0, "")
+    store.close()
+    postgres_server.drop("test_tail")
+
+
+async def test_a_proxy_that_is_started_anew_is_followed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "EVERY_S", 0.02)
+    settings = Settings(
+        database=f"sqlite:///{tmp_path}/mosaic.db", spool=tmp_path / "spool", writer_process=False, commit_first=True
+    )
+    store, numbers = Store(settings.database), count()
+    async with AsyncExitStack() as stack:
+        async with serving(settings) as url:
+            tail = await stack.enter_async_context(tailing(tmp_path, "--proxy", url, "--json"))
+            first = asyncio.ensure_future(tail.line())
+            while not first.done():
+                record(store, f"first-{next(numbers)}")
+                await asyncio.wait([first], timeout=0.2)
+        last = f"first-{next(numbers) - 1}"
+        record(store, "meanwhile")
+        async with serving(settings, int(url.rpartition(":")[2])):
+            seen = [json.loads(await first)["trajectory_id"]]
+            while seen[-1] != "meanwhile":
+                seen.append(json.loads(await tail.line())["trajectory_id"])
+            assert seen[-2] == last
+            assert await tail.interrupted() == (0, "")
+    store.close()
