@@ -4,6 +4,7 @@ Only what a container has of its own is put in place of it: addresses of other s
 proxy's image runs sees no package but those of `requirements/proxy.txt`.
 """
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -136,6 +137,12 @@ def stopped(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes
         process.wait(60)
 
 
+async def trajectories(client: aiohttp.ClientSession, url: str) -> list[str]:
+    async with client.get(f"{url}/api/trajectories") as response:
+        return [found["trajectory_id"] for found in (await response.json())["items"]]
+
+
+@pytest.mark.timeout(300)
 async def test_the_compose_file_migrates_serves_and_schedules(postgres_url: str, tmp_path: Path) -> None:
     async with ScriptedEngine(lambda _: Turn("Hello")).serve() as upstream:
         machine = Machine(tmp_path, postgres_url, upstream, free_port())
@@ -150,8 +157,10 @@ async def test_the_compose_file_migrates_serves_and_schedules(postgres_url: str,
                 async with client.post(f"{machine.url}/t/run-17/v1/chat/completions", json=call) as response:
                     assert response.status == 200, machine.said("proxy")
                     assert response.headers["x-mosaic-call-id"].startswith("call-")
-                async with client.get(f"{machine.url}/api/trajectories") as response:
-                    assert [t["trajectory_id"] for t in (await response.json())["items"]] == ["run-17"]
+                async with asyncio.timeout(60):  # a writer that has just been started may take a while
+                    while (listed := await trajectories(client, machine.url)) == []:  # noqa: ASYNC110 - one has to ask
+                        await asyncio.sleep(0.1)
+                assert listed == ["run-17"]
             async with aiohttp.ClientSession() as stranger, stranger.get(f"{machine.url}/metrics") as response:
                 assert response.status == 401
             assert machine.run("proxy", health) == 0

@@ -95,6 +95,7 @@ def test_what_the_command_line_does_not_know_is_noticed(takes: Any) -> None:
 RUN = [page for page in PAGES if any(run for run, _ in blocks(page))]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 async def test_the_marked_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
@@ -114,6 +115,8 @@ async def test_the_marked_blocks_of_a_page_run(page: Path, tmp_path: Path) -> No
             "PYTHONPATH": str(ROOT),
             "MOSAIC_PORT": str(port),
         }
+        # On a busy machine the next command may come sooner than the database has the call.
+        environment |= {"MOSAIC_COMMIT_FIRST": "true", "MOSAIC_STORE_WAIT_S": "60"}
         with (tmp_path / "said").open("wb") as said:
             process = await asyncio.create_subprocess_exec(
                 "bash", "-c", f"set -euo pipefail\ntrap 'kill $(jobs -p); wait' EXIT\n{script}",
