@@ -45,8 +45,7 @@ def gate(trajectory: TrajectoryInput, settings: CreditSettings) -> Gate:
 def session_levels(group: Comparison, part_G: FloatArray, settings: CreditSettings) -> list[SessionLevel]:
     """Return, per trajectory of the group, the gate and its sessions' factors on one part of the advantage, in [0, 1].
 
-    A session whose value is unknown, the only session of a trajectory, and all sessions of a praised one of which none
-    is known to have helped, have factor 1.
+    A session whose value is unknown, and the only session of a trajectory, have factor 1.
     """
     sessions = [session for trajectory in group.trajectories for session in trajectory.sessions]
     scale = {
@@ -62,9 +61,8 @@ def session_levels(group: Comparison, part_G: FloatArray, settings: CreditSettin
         value_K = _known(s.contribution if chosen is Gate.CONTRIBUTION else s.exploration for s in trajectory.sessions)
         share_K = np.clip(value_K, 0, scale[chosen]) / scale[chosen]
         lost_K = strength[chosen] * (1 - share_K if part > 0 else share_K)
-        # Praise is due to somebody: where nobody is known to have helped, nothing is known about who did.
-        nobody = chosen is Gate.CONTRIBUTION and part > 0 and not (value_K > settings.tau).any()
-        factor_K = np.where(np.isnan(value_K) | (len(trajectory.sessions) == 1) | nobody, 1.0, 1 - lost_K)
+        alone = len(trajectory.sessions) == 1
+        factor_K = np.where(np.isnan(value_K) | alone, 1.0, 1 - lost_K)
         calls = call_factors(trajectory, part, call_scale, settings) if chosen is Gate.CONTRIBUTION else {}
         levels.append(SessionLevel(chosen, factor_K, calls))
     return levels
@@ -128,7 +126,7 @@ def _conserving(part_N: FloatArray, mean_N: FloatArray) -> FloatArray:
     scale_N = np.ones_like(part_N)
     for side_N in (part_N > 0, part_N < 0):
         shaped = float((part_N * mean_N)[side_N].sum())
-        if shaped != 0:  # A full gamma and nothing but contributions in failures leave no mass to rescale.
+        if shaped != 0:  # A full gamma without any contribution leaves no mass to rescale.
             scale_N[side_N] = float(part_N[side_N].sum()) / shaped
     return scale_N
 

@@ -184,7 +184,7 @@ def test_8_batch_renormalisation_conserves_the_mass_of_each_sign_in_the_batch(
 
 def test_8_batch_renormalisation_moves_mass_between_groups_and_none_conserves_nothing() -> None:
     helpful = group([trajectory("a", 1.0, [0.5, 0.5]), trajectory("b", 0.0, [0.0, 0.0])])
-    useless = group([trajectory("c", 1.0, [0.5, 0.0]), trajectory("d", 0.0, [0.0, 0.0])], "other")
+    useless = group([trajectory("c", 1.0, [0.0, 0.0]), trajectory("d", 0.0, [0.0, 0.0])], "other")
     assert abs(masses([helpful, useless], SOFT)[0, 0]) > 0.1
     assert abs(masses([helpful, useless], replace(SOFT, renorm=Renorm.OFF)).sum(axis=0)[0]) > 0.1
 
