@@ -21,6 +21,10 @@ from mosaic.store.views import create_views
 
 BUSY_TIMEOUT_S = 5
 """Seconds that a transaction waits for another writer before it fails."""
+WAL_PAGES = 16_000
+"""Pages of 4 KiB from which SQLite's write-ahead log is brought into the file: most pages change many times before."""
+CACHE_KIB = 32_000
+"""Memory of a connection to SQLite for pages."""
 STATEMENT_TIMEOUT_S = 30
 """Seconds after which PostgreSQL gives up a writing statement: a database that hangs must not hang the writer."""
 WRITER_LOCK = 0x6D6F73616963
@@ -195,6 +199,8 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     for pragma in (
         f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
         "journal_mode=WAL",
+        f"wal_autocheckpoint={WAL_PAGES}",
+        f"cache_size=-{CACHE_KIB}",
         "synchronous=FULL",
         "foreign_keys=ON",
     ):
