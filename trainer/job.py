@@ -29,7 +29,7 @@ from trainer.batches import Normalisation
 from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
 from trainer.gate import Gate, gate_of
-from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
+from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back, serving
 from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
 from trainer.round import LOGPROBS_FILE, OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
@@ -239,7 +239,7 @@ def _train(work: _Work, on_step: Callable[[StepReport], None]) -> None:
         known = estimated(work.store, groups, told, rule(work.config))
         selection = choose(groups, work.config, rule(work.config), work.job.policy_from, known)
         probe = _credited(work, selection, chosen_figures(groups, selection.sequences, work.job.policy_from))
-        running_engines(work.settings, work.model, work.job.policy_from, probe)
+        running_engines(work.settings, serving(work.store, work.job.policy_from, work.model), probe)
         _remove_leftovers(work)
         optimizer = work.model / OPTIMIZER_FILE
         request = RoundRequest(

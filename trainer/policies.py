@@ -14,9 +14,9 @@ from mosaic.errors import PolicyPinned, PublishError, SettingsError
 from mosaic.records import IdArray
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion
+from mosaic.store.policies import PolicyVersion, original, same_weights
 from trainer.publish import Publication, PublishReport, publish, verify_live
-from trainer.replicas import MAX_GAP, running_engines
+from trainer.replicas import MAX_GAP, Live, running_engines
 from trainer.round import ADAPTER_CONFIG
 
 MAX_PROBE = 512
@@ -55,12 +55,8 @@ def go_live(store: Store, settings: Settings, publication: Publication, check: C
     """
     check_pin(store)
     live, _ = store.policy()
-    engines = running_engines(
-        settings,
-        publication.checkpoint if live == publication.version else publication.previous_checkpoint,
-        live,
-        publication.probe_ids_L,
-    )
+    checkpoint = publication.checkpoint if live == publication.version else publication.previous_checkpoint
+    engines = running_engines(settings, serving(store, live, checkpoint), publication.probe_ids_L)
 
     def rolled_back() -> None:
         store.version_restored(publication.version, str(publication.previous_checkpoint), publication.previous_version)
@@ -105,10 +101,15 @@ def put_back(
 
 def weights_of(store: Store, version: int) -> int:
     """The version that first had these weights: `version` itself, unless it put older ones back."""
-    restores = {v.version: v.restores for v in store.versions()}
-    while (earlier := restores.get(version)) is not None:
-        version = earlier
-    return version
+    return original(store.versions(), version)
+
+
+def serving(store: Store, version: int, checkpoint: Path) -> Live:
+    """What engines that serve a version have, by all that the database knows of it."""
+    found = store.versions()
+    numbers = same_weights(found, version)
+    gaps = [v.verification["gap_mean"] for v in found if v.version in numbers and "gap_mean" in v.verification]
+    return Live(checkpoint, version, numbers, max(gaps, default=None))
 
 
 def before(store: Store) -> int:

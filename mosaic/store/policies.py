@@ -5,7 +5,7 @@ that are put back get a number of their own (`restores`), so that every token's 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,20 @@ def versions(connection: Connection) -> list[PolicyVersion]:
     """All versions, oldest first."""
     query = select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version)
     return [_version(row) for row in connection.execute(query).mappings()]
+
+
+def original(found: Sequence[PolicyVersion], version: int) -> int:
+    """The version that first had these weights: `version` itself, unless it put older ones back."""
+    restores = {one.version: one.restores for one in found}
+    while (earlier := restores.get(version)) is not None:
+        version = earlier
+    return version
+
+
+def same_weights(found: Sequence[PolicyVersion], version: int) -> frozenset[int]:
+    """Every number under which the weights of `version` have been, its own included."""
+    first = original(found, version)
+    return frozenset({first} | {one.version for one in found if original(found, one.version) == first})
 
 
 def pin(connection: Connection, version: int | None) -> None:

@@ -21,8 +21,9 @@ from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
 from trainer.adapter import live_link
 from trainer.job import run_job
-from trainer.policies import before, put_back
+from trainer.policies import before, put_back, serving
 from trainer.policy_commands import app
+from trainer.replicas import MAX_GAP
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TRL currently supports vLLM"
@@ -113,6 +114,32 @@ def test_one_replica_that_does_not_load_keeps_all_on_the_old_weights(place: Plac
     assert place.served == {(model_dir.name, "0", False)}
     assert place.store.policy()[0] == 0
     assert {t.state for t in place.store.trajectories()} == {"scored"}
+
+
+@pytest.mark.parametrize(("says", "why"), [("default", "was started on .*/policy and given"), (None, "nats off")])
+def test_an_engine_that_was_restarted_on_older_weights_is_refused_however_near_they_are(
+    place: Place, model_dir: Path, says: str | None, why: str
+) -> None:
+    near = place.with_(learning_rate=1e-4)
+    report = run_job(place.store, near)
+    assert 0.002 < report.published.change_mean < MAX_GAP / 2
+    for name, reward in {"a": 0.0, "b": 1.0}.items():
+        place.store.reward(name, reward, "corrected")
+    place.replicas[1].restart(model_dir, says)
+    with pytest.raises(EngineError, match=f"does not serve version 1: .*{why}") as refused:
+        run_job(place.store, near)
+    assert refused.value.next_step == f"Restart it with --model {report.train.checkpoint}."
+    assert {t.state for t in place.store.trajectories()} == {"scored"}
+    place.replicas[1].restart(report.train.checkpoint, says)
+    assert run_job(place.store, near).version == 2
+
+
+def test_weights_that_were_put_back_may_still_go_by_their_first_number(place: Place, model_dir: Path) -> None:
+    run_job(place.store, place.settings)
+    put_back(place.store, place.settings, 0, lambda: None)
+    assert serving(place.store, 2, model_dir).numbers == {0, 2}
+    place.replicas[0].version = "0"
+    assert put_back(place.store, place.settings, 1, lambda: None) == 3
 
 
 @pytest.mark.parametrize(
