@@ -159,7 +159,12 @@ def _why_not(store: Store, settings: Settings, job: Job) -> str | None:
 
 def _told(config: TrainConfig) -> dict[str, Any]:
     """What decides which weights come out of a job."""
-    return config.model_dump(mode="json", exclude=KEPT_OUT)
+    return _rooted(config).model_dump(mode="json", exclude=KEPT_OUT)
+
+
+def _rooted(config: TrainConfig) -> TrainConfig:
+    """With the path of its checkpoint as whoever comes from another folder can use it."""
+    return config if config.model is None else config.model_copy(update={"model": config.model.absolute()})
 
 
 def _begin(store: Store, settings: Settings) -> Job:
@@ -171,7 +176,7 @@ def _begin(store: Store, settings: Settings) -> Job:
     score_configured(store, settings.score)
     waiting = waiting_for(store, config, current)
     chosen = {"groups": dict(waiting.groups), "left_out": dict(waiting.left_out)}
-    return store.job(store.start_job(config.model_dump(mode="json"), chosen))
+    return store.job(store.start_job(_rooted(config).model_dump(mode="json"), chosen))
 
 
 def waiting_for(store: Store, config: TrainConfig, version: int) -> Waiting:

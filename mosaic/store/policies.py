@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
-from mosaic.store.models import PolicyVersionRow
+from mosaic.store.models import JobRow, PolicyVersionRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,17 @@ def versions(connection: Connection) -> list[PolicyVersion]:
     """All versions, oldest first."""
     query = select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version)
     return [_version(row) for row in connection.execute(query).mappings()]
+
+
+def first_version(connection: Connection) -> PolicyVersion | None:
+    """Version 0, the checkpoint that the engine started with: what the jobs on it trained, once one of them has come as
+    far as to publish (the engines were then found to serve it). None before that."""
+    query = select(JobRow.settings, JobRow.created_at).where(JobRow.policy_from == 0, JobRow.policy_to.is_not(None))
+    row = connection.execute(query.order_by(JobRow.created_at.desc()).limit(1)).first()
+    model = None if row is None else orjson.loads(row.settings).get("model")
+    if row is None or model is None:
+        return None
+    return PolicyVersion(0, model, "live", None, None, False, row.created_at, None, {})
 
 
 def original(found: Sequence[PolicyVersion], version: int) -> int:

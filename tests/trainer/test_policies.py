@@ -50,8 +50,7 @@ class Place:
     def command(self, *arguments: str) -> str:
         flags = ["--database", self.settings.database]
         if arguments[0] in ("rollback", "pin"):
-            assert self.settings.train.model is not None
-            flags += ["--upstream", self.settings.upstream, "--model", str(self.settings.train.model)]
+            flags += ["--upstream", self.settings.upstream]
         replicas = {"MOSAIC_REPLICAS": json.dumps(self.settings.replicas)}
         done = CliRunner().invoke(app, [*arguments, *flags], env=replicas)
         if done.exception is not None:
@@ -203,12 +202,44 @@ def test_going_back_serves_the_weights_before_and_forth_again(place: Place, mode
         (3, 1, True),
         (2, 0, False),
         (1, None, False),
+        (0, None, False),
     ]
+    assert listed[-1]["path"] == str(model_dir)
+    assert json.loads(place.command("show", "0", "--json"))["version"]["path"] == str(model_dir)
     assert "3" in place.command("list")
     shown = json.loads(place.command("show", "1", "--json"))
     assert shown["job"]["job_id"] == report.job_id
     assert shown["metrics"]["loss"] == report.train.loss
     assert report.job_id in place.command("show", "1")
+
+
+def test_going_back_to_what_is_live_already_makes_no_version(place: Place) -> None:
+    run_job(place.store, place.settings)
+    assert place.command("rollback", "1") == "version 1 is already live\n"
+    place.command("rollback", "0")
+    journals = [list(replica.journal) for replica in place.replicas]
+    for again in ("0", "2"):
+        assert place.command("rollback", again) == "version 2 is already live, with the weights of version 0\n"
+    assert [replica.journal for replica in place.replicas] == journals
+    assert [v.version for v in place.store.versions()] == [1, 2]
+
+
+def test_a_first_checkpoint_that_was_moved_may_be_given(place: Place, model_dir: Path) -> None:
+    first = shutil.copytree(model_dir, place.folder / "first")
+    run_job(place.store, place.with_(model=first))
+    first.rename(place.folder / "moved")
+    with pytest.raises(SettingsError, match="first holds no checkpoint"):
+        place.command("rollback")
+    assert place.command("rollback", "--model", str(place.folder / "moved")).startswith("version 2 is live")
+
+
+def test_the_first_checkpoint_is_known_by_its_whole_path(
+    place: Place, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_dir.parent)
+    run_job(place.store, place.with_(model=Path(model_dir.name)))
+    monkeypatch.chdir(place.folder)
+    assert place.command("rollback") == "version 2 is live, with the weights of version 0\n"
 
 
 def test_a_failed_way_back_leaves_the_live_version(place: Place) -> None:
@@ -234,7 +265,12 @@ def test_a_pinned_version_stays_until_it_is_let_go(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("show", "9"), "no policy version 9"), (("pin",), "no policy version 0")]
+    ("arguments", "said"),
+    [
+        (("show", "9"), "no policy version 9"),
+        (("rollback", "9"), "no policy version 9"),
+        (("pin",), "no policy version 0"),
+    ],
 )
 def test_versions_that_are_not_there_are_named(place: Place, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(MosaicError, match=said):
