@@ -28,6 +28,11 @@ def print_json(value: object) -> None:
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number of things in words: 1 call, 2 calls."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     """Print rows under `columns`, which are parted by spaces; None is printed as nothing.
 

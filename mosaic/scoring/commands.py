@@ -37,8 +37,9 @@ class Command:
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         if process.returncode:
-            said = err.decode(errors="replace").strip()[-300:]
-            raise ScoreError(f"the scorer ended with status {process.returncode}: {said}", self._again)
+            said = err.decode(errors="replace").strip()[-300:].rstrip(".")
+            why = f": {said}" if said else ""
+            raise ScoreError(f"the scorer ended with status {process.returncode}{why}.", self._again)
         return read_score(out.decode(errors="replace"))
 
     @property
