@@ -139,8 +139,8 @@ def _schedule(settings: Settings) -> Iterator[None]:
 def key(trajectory: str = typer.Argument(help="Name of the attempt, new or not.")) -> None:
     """Print a key with which an agent can make calls, and only of this trajectory.
 
-    It is signed with `trajectory_secret`, kept nowhere, and opens nothing else: an agent that can only be given a key
-    so names its attempt.
+    It is signed with `trajectory_secret`, which `mosaic serve` needs too, kept nowhere, and opens nothing else: an
+    agent that can only be given a key so names its attempt.
 
         mosaic key run-17
     """

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from mosaic.keys import trajectory_key
 from tests.conftest import ProxyFactory, until
@@ -78,6 +79,21 @@ async def test_a_trajectorys_key_makes_no_call_of_another_trajectory(start_proxy
         named = trajectory_key(proxy.settings, "run-7")
         await post(proxy, "chat/completions", headers={"authorization": f"Bearer {named}"})
         assert "run-1" not in [t.trajectory_id for t in proxy.store.trajectories()]
+
+
+@pytest.mark.parametrize("secret", [None, "x" * 32])
+@pytest.mark.parametrize("others", [{}, {"agent_keys": ["agent-1"]}])
+async def test_a_trajectorys_key_that_cannot_be_checked_is_refused_and_nothing_is_recorded(
+    start_proxy: ProxyFactory, secret: str | None, others: Json
+) -> None:
+    reply = replying(whole(wire_whole("chat", Turn("Hi"))))
+    async with before(start_proxy, reply, trajectory_secret=secret, **others) as (proxy, _):
+        elsewhere = trajectory_key(
+            proxy.settings.model_copy(update={"trajectory_secret": SecretStr("y" * 32)}), "run-7"
+        )
+        status, got = await post(proxy, "chat/completions", headers={"authorization": f"Bearer {elsewhere}"})
+        assert (status, b"trajectory_secret" in got) == (401, True)
+        assert proxy.store.trajectories() == []
 
 
 async def test_a_key_that_is_not_ascii_is_a_401(start_proxy: ProxyFactory) -> None:
