@@ -252,9 +252,27 @@ def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str
     assert "compaction" in mosaic(tmp_path, "explain", opening, *where).stdout
     following = json.loads(mosaic(tmp_path, "explain", shown["sessions"][0]["calls"][1], "--json", *where).stdout)
     assert following["extends"]["call"] == shown["sessions"][0]["calls"][0]
-    missing = mosaic(tmp_path, "explain", "call-x", *where)
+    missing = mosaic(tmp_path, "explain", "run-17", *where)
     assert missing.returncode != 0
-    assert "mosaic show" in missing.stderr
+    assert "mosaic show TRAJECTORY --calls" in missing.stderr
+    listed = mosaic(tmp_path, "show", "run-17", "--calls", *where).stdout
+    assert all(call in listed for session in shown["sessions"] for call in session["calls"])
+    assert opening not in mosaic(tmp_path, "show", "run-17", *where).stdout
+
+
+def test_the_first_call_of_a_trajectory_and_one_that_nothing_links_are_explained_in_words(
+    tmp_path: Path, database: str
+) -> None:
+    where = ("--database", database)
+    store = Store(database)
+    (alone,) = [replace(c, call_id=f"again-{c.call_id}") for c in linear(Recording("run-17"), 1, "again")]
+    store.record([alone])
+    first = store.trajectory("run-17").sessions[0].calls[0].call_id
+    store.close()
+    told = mosaic(tmp_path, "explain", first, *where).stdout
+    assert told.count("first call of its trajectory") == 2  # the call and its session
+    told = mosaic(tmp_path, "explain", alone.call_id, *where).stdout
+    assert told.count("nothing links it to an earlier call") == 2
 
 
 def test_every_call_is_counted_once_in_the_certificate(tmp_path: Path, database: str) -> None:

@@ -29,6 +29,7 @@ def test_from_the_list_to_a_call_every_page_leads_on(visitor: Visitor) -> None:
     )
     call = visitor.see(calls[1].removeprefix("/ui/"))
     assert "sampled tokens" in call.text
+    assert "first call of its trajectory" in visitor.see("c/c1-run-1-1b").text
     assert call.links("/ui/t/run-1-1b")
 
 
