@@ -15,7 +15,7 @@ from mosaic.records import Session, Trajectory, TrajectoryState
 from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.explaining import Certificate
-from mosaic.terminal import DATABASE, JSON, TRAJECTORY, print_json, print_table
+from mosaic.terminal import DATABASE, JSON, TRAJECTORY, counted, print_json, print_table
 
 
 def show(
@@ -35,7 +35,7 @@ def show(
     """
     store = _store(database)
     found, links = store.trajectory(trajectory), store.links(trajectory)
-    made, counted = store.fidelity(trajectory), store.certificate(trajectory)
+    made, certified = store.fidelity(trajectory), store.certificate(trajectory)
     if as_json:
         ids = {s.session_id: [c.call_id for c in s.calls] for s in found.sessions}
         print_json(
@@ -46,14 +46,14 @@ def show(
                 "state": found.state,
                 "sessions": [{**link, "calls": ids.get(link["session_id"], [])} for link in links],
                 "fidelity": made,
-                "certificate": asdict(counted),
+                "certificate": asdict(certified),
             }
         )
         return
     Console().print(_tree(found, links, calls=calls))
     if made:
         typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
-    typer.echo(_certified(counted))
+    typer.echo(_certified(certified))
 
 
 def explain(
@@ -94,6 +94,9 @@ def unlinked(
     found = _store(database).unlinked(limit)
     if as_json:
         print_json([asdict(one) for one in found])
+        return
+    if not found:
+        typer.echo("none: every session is linked to another or is the first of its trajectory")
         return
     rows = [(u.call_id, u.trajectory_id, u.undecided or "nothing", len(u.candidates), u.text[:60]) for u in found]
     print_table("call trajectory undecided_by candidates begins", rows)
@@ -145,7 +148,7 @@ def _session(session: Session, link: Mapping[str, Any], *, over: bool) -> str:
     end = link["ended"] or ("silent" if over else "open")
     reward = "" if link["reward"] is None else f", reward {link['reward']:g}"
     return (
-        f"{session.kind.value}  {len(session.calls)} calls, {sampled} sampled tokens"
+        f"{session.kind.value}  {counted(len(session.calls), 'call')}, {counted(sampled, 'sampled token')}"
         + "".join(f", {number} {name}" for name, number in counts.items() if number)
         + f", version {' '.join(map(str, versions))}, {end}{reward}"
     )
@@ -196,7 +199,8 @@ def _certified(found: Certificate) -> str:
     forks = ", ".join(f"{n} {cause}" for cause, n in found.forks.items()) or "none"
     return (
         f"calls: {', '.join(f'{n} {name}' for name, n in calls.items() if n) or 'none'}\n"
-        f"sessions: {found.sessions} in {found.trajectories} trajectories; {found.unlinked} unlinked; forks: {forks}"
+        f"sessions: {found.sessions} in {counted(found.trajectories, 'trajectory')}; "
+        f"{found.unlinked} unlinked; forks: {forks}"
     )
 
 

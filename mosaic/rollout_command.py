@@ -111,7 +111,7 @@ def _run(plan: Plan, executor: Executor, settings: Settings) -> Report:
     key = settings.api_keys[0].get_secret_value() if settings.api_keys else None
     told = Told(Client(plan.proxy_url, key), plan.scoring.source)
     total = len(plan.tasks) * plan.attempts
-    typer.echo(f"run {plan.run}: {len(plan.tasks)} tasks x {plan.attempts} attempts", err=True)
+    typer.echo(f"run {plan.run}: {counted(len(plan.tasks), 'task')} x {counted(plan.attempts, 'attempt')}", err=True)
     # As Ctrl-C does, so that no agent goes on alone.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with progress("attempts") as bar:

@@ -75,7 +75,8 @@ def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
     store = Store(settings.database)
     with store.database.reading() as connection:
         mark = feed.newest(connection)
-    _say(f"following calls in {shown_url(settings.database)}; Ctrl-C ends")
+        known = trajectory_id is None or feed.is_known(connection, trajectory_id)
+    _begin(f"in {shown_url(settings.database)}", trajectory_id, known=known)
     refused = False
     while True:
         try:
@@ -104,7 +105,7 @@ def _stored(connection: Connection, call_id: str) -> Iterator[Call]:
 
 def _of_proxy(settings: Settings, address: str, trajectory_id: str | None) -> Iterator[Call]:
     client = Client(address, settings.api_keys[0].get_secret_value() if settings.api_keys else None)
-    _say(f"following calls of {address}; Ctrl-C ends")
+    _begin(f"of {address}", trajectory_id, known=trajectory_id is None or _is_known(client, trajectory_id))
     for event in client.events(trajectory_id):
         if event.kind != "call":
             continue
@@ -114,6 +115,22 @@ def _of_proxy(settings: Settings, address: str, trajectory_id: str | None) -> It
             _say(f"call {event.data['call_id']} cannot be shown: {error.message}")
             continue
         yield _call(row, row["choices"])
+
+
+def _is_known(client: Client, trajectory_id: str) -> bool:
+    try:
+        client.trajectory(trajectory_id)
+    except RequestError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+def _begin(where: str, trajectory_id: str | None, *, known: bool) -> None:
+    """Say what is followed, and whether that is there yet: a name may be mistyped, or its first call still to come."""
+    hint = "" if known else f"; there is no trajectory {trajectory_id!r} yet (`mosaic trajectories` lists them)"
+    _say(f"following calls {where}; Ctrl-C ends{hint}")
 
 
 def _call(row: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> Call:

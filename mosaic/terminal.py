@@ -28,9 +28,10 @@ def print_json(value: object) -> None:
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number of things in words: 1 call, 2 calls."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: 1 call, 2 calls, 2 trajectories."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:

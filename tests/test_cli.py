@@ -289,6 +289,7 @@ def test_every_call_is_counted_once_in_the_certificate(tmp_path: Path, database:
 def test_sessions_without_a_link_are_listed_for_review(tmp_path: Path, database: str) -> None:
     where = ("--database", database)
     assert json.loads(mosaic(tmp_path, "unlinked", "--json", *where).stdout) == []
+    assert mosaic(tmp_path, "unlinked", *where).stdout.startswith("none: ")
     store = Store(database)
     again = [replace(c, call_id=f"again-{c.call_id}") for c in linear(Recording("run-17"), 1, "again")]
     store.record(again)

@@ -24,6 +24,15 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+def test_one_thing_is_one_and_no_more() -> None:
+    assert [terminal.counted(n, "trajectory") for n in (0, 1, 2)] == [
+        "0 trajectories",
+        "1 trajectory",
+        "2 trajectories",
+    ]
+    assert [terminal.counted(n, "call") for n in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
+
+
 def test_a_pipe_gets_every_cell_whole_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     row = (ID, "group_too_few_scored", REWARD, None, "/a/long/path" * 30, "[bold] is no markup")
     header, line = printed(capsys, "trajectory reason reward nothing path text", [row])

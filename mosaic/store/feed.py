@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from mosaic.store.models import CallRow, RewardRow
+from mosaic.store.models import CallRow, RewardRow, TrajectoryRow
 
 MOST = 500
 """Events that are read at once."""
@@ -46,6 +46,12 @@ class Event:
     call_id: str | None
     """None for a reward."""
     at: float
+
+
+def is_known(connection: Connection, trajectory_id: str) -> bool:
+    """Whether there is such a trajectory."""
+    query = select(TrajectoryRow.trajectory_id).where(TrajectoryRow.trajectory_id == trajectory_id)
+    return connection.scalar(query) is not None
 
 
 def newest(connection: Connection) -> Mark:

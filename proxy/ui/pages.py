@@ -129,6 +129,7 @@ def router(settings: Settings, store: Store, events: Events, texts: TokenTexts) 
 
 def _add_entry(ui: APIRouter, pages: Pages) -> None:
     @ui.get("")
+    @ui.get("/")
     def root() -> Response:
         return RedirectResponse(f"{entry.PREFIX}/trajectories", 303)
 

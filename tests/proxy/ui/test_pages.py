@@ -49,6 +49,12 @@ def test_filters_show_what_fits_and_nothing_else(visitor: Visitor, query: str, s
     assert hidden not in ids
 
 
+@pytest.mark.parametrize("path", ["/ui", "/ui/"])
+def test_the_dashboards_address_leads_to_the_list_with_and_without_a_slash(visitor: Visitor, path: str) -> None:
+    answer = visitor.client.get(path, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/trajectories")
+
+
 def test_an_id_of_a_call_finds_its_trajectory(visitor: Visitor) -> None:
     assert "opens trajectory run-1-2c" in visitor.see("trajectories?q=c2-run-1-2c").text
 
