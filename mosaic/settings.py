@@ -22,10 +22,9 @@ from pydantic_settings import (
 from pydantic_settings import (
     SettingsError as SettingsSourceError,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from mosaic.errors import SettingsError
+from mosaic.urls import shown_url
 
 CONFIG_FILE = "mosaic.toml"
 SECRETS_VARIABLE = "MOSAIC_SECRETS"
@@ -258,7 +257,7 @@ class Settings(BaseSettings):
     def _ends_in_v1(cls, url: str) -> str:
         """Without /v1 every call would be a 404 of the engine's, which says nothing of the cause."""
         if not url.rstrip("/").endswith("/v1"):
-            raise ValueError(f"it must end in /v1; did you mean {url.rstrip('/')}/v1?")
+            raise ValueError(f"it must end in /v1; did you mean {shown_url(url).rstrip('/')}/v1?")
         return url
 
     @classmethod
@@ -342,19 +341,18 @@ def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tup
             continue
         variable = "MOSAIC_" + dotted.replace(".", "__").upper()
         origin = variable if variable in os.environ else CONFIG_FILE if name in file else "default"
-        found.append((dotted, (shown_url(value) if dotted == "database" else _shown(value), origin)))
+        found.append((dotted, (_shown(value), origin)))
     return found
 
 
-def shown_url(url: str) -> str:
-    """A database URL without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
-
-
 def _shown(value: object) -> object:
+    """A value as anybody may see it, at any depth."""
+    if isinstance(value, BaseModel):
+        return {name: _shown(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        return {name: _shown(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_shown(v) for v in value]
+        return [_shown(inner) for inner in value]
+    if isinstance(value, str) and "://" in value:
+        return shown_url(value)
     return str(value) if isinstance(value, SecretStr | Path) else value

@@ -15,9 +15,10 @@ from sqlalchemy import Connection
 
 from mosaic.client import Client
 from mosaic.errors import MosaicError, RequestError, StoreError
-from mosaic.settings import Settings, load, shown_url
+from mosaic.settings import Settings, load
 from mosaic.store import Store, call_browsing, feed
 from mosaic.terminal import DATABASE
+from mosaic.urls import shown_url
 
 EVERY_S = 0.5
 """Seconds between two looks at the database."""

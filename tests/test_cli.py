@@ -138,6 +138,24 @@ def test_a_database_password_is_shown_nowhere(tmp_path: Path) -> None:
     assert "s3cret" not in shown
 
 
+def test_no_url_in_the_settings_shows_its_password(tmp_path: Path) -> None:
+    given = {
+        "MOSAIC_UPSTREAM": "http://u:s3cret@a/v1",
+        "MOSAIC_REPLICAS": '["http://u:s3cret@b/v1"]',
+        "MOSAIC_MODELS": '{"small-*": {"upstream": "http://u:s3cret@c/v1", "api_key": "s3cret"}}',
+        "MOSAIC_SCORE__JUDGE": "http://u:s3cret@d/v1",
+        "MOSAIC_WEBHOOK_URL": "http://e/hook?token=s3cret",
+        "MOSAIC_DATABASE": "postgresql://me@nowhere/x?password=s3cret",
+    }
+    done = mosaic(tmp_path, "config", "--json", **given)
+    shown = json.loads(done.stdout)
+    assert "s3cret" not in done.stdout
+    assert [shown[name]["value"] for name in ("upstream", "replicas")] == ["http://***@a/v1", ["http://***@b/v1"]]
+    assert shown["models"]["value"]["small-*"]["upstream"] == "http://***@c/v1"
+    refused = mosaic(tmp_path, "config", MOSAIC_UPSTREAM="http://u:s3cret@a")
+    assert (refused.returncode, "http://***@a/v1" in refused.stderr, "s3cret" in refused.stderr) == (2, True, False)
+
+
 def test_a_variable_that_names_no_setting_is_refused(tmp_path: Path) -> None:
     done = mosaic(tmp_path, "config", MOSAIC_PROT="1")
     assert (done.returncode, "MOSAIC_PROT" in done.stderr) == (2, True)
@@ -193,6 +211,13 @@ BAD = {
     "an open bind without keys": (["serve", "--host", "0.0.0.0"], "", 2, "MOSAIC_API_KEYS"),
     "an empty key": (["serve"], 'api_keys = [""]\n', 2, "api_keys"),
     "a database without a driver": (["trajectories", "--database", "foo://x"], "", 3, "sqlite:///"),
+    "a database on a port that is none": (
+        ["trajectories", "--database", "postgresql://h:port/x"],
+        "",
+        3,
+        "postgresql://user:password@host:5432/name",
+    ),
+    "a followed database on a port that is none": (["tail", "--database", "postgresql://h:port/x"], "", 3, "h:port"),
     "a database that cannot be opened": (
         ["trajectories", "--database", "sqlite:////proc/no/mosaic.db"],
         "",
