@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 DATABASE = typer.Option(None, help="SQLAlchemy URL of the store.")
@@ -21,11 +22,11 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
-    """Print rows under `columns`, which are parted by spaces; None is printed as nothing."""
+    """Print rows under `columns`, which are parted by spaces; cells are plain text, and None is printed as nothing."""
     table = Table(*columns.split(), box=None, pad_edge=False)
     table.columns[0].no_wrap = True
     for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
     Console().print(table)
 
 

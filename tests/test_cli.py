@@ -190,6 +190,12 @@ def test_config_says_where_each_value_came_from(tmp_path: Path) -> None:
     assert "very-secret" not in done.stdout
 
 
+def test_what_stands_in_a_table_is_plain_text(tmp_path: Path) -> None:
+    gate = 'grep -c "[/a-z]" [bold]x'
+    done = mosaic(tmp_path, "config", MOSAIC_TRAIN__GATE=gate, COLUMNS="200")
+    assert (done.returncode, gate in done.stdout) == (0, True)
+
+
 def test_secrets_may_be_files_and_variables_go_before_them(tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "mosaic_api_keys").write_text('["very-secret"]\n')
