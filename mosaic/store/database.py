@@ -87,6 +87,18 @@ class Database:
         was, self._replaced = self._replaced, False
         return was
 
+    def renewed(self) -> bool:
+        """Whether another file stands where the one did that was read; then that one is read from now on.
+
+        For readers: a file that is away is waited for, and not made. Raises `StoreError`.
+        """
+        found = self._identify()
+        if found is None or found == self._identity:
+            return False
+        self.engine.dispose()
+        self._open()
+        return True
+
     def close(self) -> None:
         """Release the connections."""
         self.engine.dispose()
