@@ -5,8 +5,10 @@ meanwhile follow.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -15,8 +17,10 @@ from sqlalchemy import Connection
 
 from mosaic.client import Client
 from mosaic.errors import MosaicError, RequestError, StoreError
-from mosaic.settings import Settings, load, shown_url
+from mosaic.settings import Settings, load
 from mosaic.store import Store, call_browsing, feed
+from mosaic.store.database import Database
+from mosaic.store.feed import Mark
 from mosaic.terminal import DATABASE
 
 EVERY_S = 0.5
@@ -68,32 +72,63 @@ def tail(
     followed = _of_proxy(settings, proxy, trajectory) if proxy else _of_store(settings, trajectory)
     with contextlib.suppress(KeyboardInterrupt):
         for call in followed:
-            typer.echo(orjson.dumps(call) if as_json else _line(call))
+            typer.echo(_json(call) if as_json else _line(call))
 
 
 def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
-    store = Store(settings.database)
-    with store.database.reading() as connection:
-        mark = feed.newest(connection)
-        known = trajectory_id is None or feed.is_known(connection, trajectory_id)
-    _begin(f"in {shown_url(settings.database)}", trajectory_id, known=known)
+    followed = _Followed(Store(settings.database).database, trajectory_id)
     refused = False
     while True:
         try:
-            with store.database.reading() as connection:
-                events = feed.since(connection, mark, trajectory_id)
-                calls = [call for event in events if event.call_id for call in _stored(connection, event.call_id)]
+            calls = followed.read()
             refused = False
         except StoreError as error:
-            events, calls = [], []
+            calls = []
             if not refused:
                 _say(f"{error.message} It is asked again.")
             refused = True
         yield from calls
-        if events:
-            mark = events[-1].mark
-        else:
+        if not calls:
             time.sleep(EVERY_S)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A database, and how far it has been read."""
+
+    database: Database
+    trajectory_id: str | None
+    mark: Mark | None = None
+    looked_at: float = field(default_factory=time.time)
+    """Of the last look that was answered."""
+    other: bool = False
+    """Whether it is not the one that the mark was of."""
+
+    def read(self) -> list[Call]:
+        """What has ended since the last time. Raises `StoreError`."""
+        now = time.time()
+        self.other = self.database.renewed() or self.other
+        with self.database.reading() as connection:
+            mark = self.mark = self._from(connection)
+            self.other = False
+            events = feed.since(connection, mark, self.trajectory_id)
+            calls = [call for event in events if event.call_id for call in _stored(connection, event.call_id)]
+        self.mark, self.looked_at = events[-1].mark if events else mark, now
+        return calls
+
+    def _from(self, connection: Connection) -> Mark:
+        """Where to read on."""
+        if self.mark is None:
+            mark = feed.newest(connection)
+            known = self.trajectory_id is None or feed.is_known(connection, self.trajectory_id)
+            _begin(f"in {self.database.shown_url}", self.trajectory_id, known=known)
+            return mark
+        if not self.other and not feed.lost(connection, self.mark):
+            return self.mark
+        what = "no longer holds what was followed (replaced, restored or pruned); what ends from now on follows"
+        mark = feed.newest(connection, until=self.looked_at)
+        _say(f"{self.database.shown_url} {what}")
+        return mark
 
 
 def _stored(connection: Connection, call_id: str) -> Iterator[Call]:
@@ -142,6 +177,13 @@ def _says(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     named = [str(call["function"]["name"]) for call in message.get("tool_calls") or () if call.get("function")]
     return " ".join([*str(content or "").split(), *(f"[{name}]" for name in named)])
+
+
+def _json(call: Call) -> str:
+    try:
+        return orjson.dumps(call).decode()
+    except orjson.JSONEncodeError:  # half of a surrogate pair, which a model may say and UTF-8 cannot
+        return json.dumps(call)
 
 
 def _line(call: Call) -> str:

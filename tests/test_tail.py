@@ -11,9 +11,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from mosaic.settings import Settings
 from mosaic.store import Store
+from mosaic.store.models import CallRow
+from mosaic.tail_command import _json
 from proxy import events
 from proxy.trace import captured
 from tests.conftest import serving
@@ -98,6 +101,41 @@ async def test_a_line_says_what_a_call_is_worth_and_how_its_reply_begins(tmp_pat
         assert " tokens  " in line
         assert await tail.interrupted() == (0, "")
     store.close()
+
+
+async def test_a_file_that_takes_the_place_of_the_one_followed_is_followed_on(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    record(store, "before")
+    async with tailing(tmp_path, "--database", url, "--json") as tail:
+        store.close()
+        for end in ("", "-wal", "-shm"):
+            (tmp_path / f"mosaic.db{end}").unlink(missing_ok=True)
+        store = Store(url)
+        assert "no longer holds what was followed" in await tail.said()
+        record(store, "anew")
+        assert json.loads(await tail.line())["trajectory_id"] == "anew"
+        assert await tail.interrupted() == (0, "")
+    store.close()
+
+
+async def test_numbers_that_are_given_again_are_followed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    record(store, "before")
+    async with tailing(tmp_path, "--database", url, "--json") as tail:
+        with store.database.writing() as connection:
+            connection.execute(delete(CallRow))
+        assert "no longer holds what was followed" in await tail.said()
+        record(store, "again")
+        assert json.loads(await tail.line())["trajectory_id"] == "again"
+        assert await tail.interrupted() == (0, "")
+    store.close()
+
+
+def test_half_of_a_surrogate_pair_is_json_too() -> None:
+    assert json.loads(_json({"says": "x\ud800"})) == {"says": "x\ud800"}
+    assert _json({"says": "\xe9"}) == '{"says":"\xe9"}'
 
 
 async def test_a_database_that_is_away_for_a_while_is_asked_again(tmp_path: Path, postgres_server: Server) -> None:

@@ -55,7 +55,7 @@ def sqlite_file(url: str) -> Path | None:
     """The file of a database; None where it is none."""
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
         return None
     named = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:")
     return Path(str(parsed.database)) if named else None
