@@ -17,7 +17,7 @@ from mosaic.client import Client
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load, shown_url
 from mosaic.store import Store, call_browsing, feed
-from mosaic.terminal import DATABASE
+from mosaic.terminal import DATABASE, printable
 
 EVERY_S = 0.5
 """Seconds between two looks at the database."""
@@ -138,7 +138,7 @@ def _line(call: Call) -> str:
         f"{ended} {call['trajectory_id']}{kind}{failed}  {tokens} tokens  {call['ended_at'] - call['started_at']:.2f} s"
         f"  v{call['policy_version']}  {worth}  {call['says'][:SAID]}"
     )
-    return "".join(character if character.isprintable() else "?" for character in text).rstrip()
+    return printable(text).rstrip()
 
 
 def _say(what: str) -> None:

@@ -29,6 +29,11 @@ def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     Console().print(table)
 
 
+def printable(text: str) -> str:
+    """The text on one line, with a question mark for each character that could steer the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, if that is a terminal; call the value with (done, total)."""

@@ -157,3 +157,13 @@ async def test_a_password_in_an_address_is_used_and_not_shown(tmp_path: Path, so
     assert b"authorization: basic " in asked[0].lower()
     assert all("pass-word" not in one.what + one.why + one.next_step for one in seen)
     assert (next(one.level for one in seen if one.check == "engine") is Level.OK) == sound
+
+
+async def test_what_an_engine_says_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    steering = "\x1b[2J\x9b31m\u202e\n ok  engine"
+    engine = Administered(models=[{"id": f"policy{steering}"}], version=steering, tools_error=steering)
+    async with engine.serve() as url:
+        seen = await all_of(settings_of(tmp_path, url, policy_model="policy"))
+    texts = [text for one in seen for text in (one.what, one.why, one.next_step)]
+    assert any("?[2J?31m? ok engine" in text for text in texts)
+    assert all(text.isprintable() for text in texts)
