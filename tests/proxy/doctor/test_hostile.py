@@ -1,8 +1,6 @@
 """Engines that mean no good, or are none: each is a finding about the engine, in bounded time, and nothing leaks."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from mosaic.errors import EngineError
 from proxy.doctor import Finding, Level, asking, subject
 from proxy.doctor.asking import Server
 from tests.proxy.doctor.looking import Administered, all_of, settings_of
+from tests.sending import answer, sending
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
 
@@ -27,38 +26,6 @@ class Odd(Administered):
 
     async def _chat(self, _request: web.Request) -> web.StreamResponse:
         return web.Response(body=self.body, content_type="application/json")
-
-
-@asynccontextmanager
-async def sending(*parts: bytes, drips: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that sends these bytes to whoever asks, then one more every 10 ms or nothing; with what it was sent."""
-    asked: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.writelines(parts)
-        try:
-            while drips:
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.01)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
-
-
-def answer(body: bytes, status: str = "200 OK", more: bytes = b"") -> bytes:
-    return b"HTTP/1.1 %b\r\nconnection: close\r\ncontent-length: %d\r\n%b\r\n%b" % (
-        status.encode(),
-        len(body),
-        more,
-        body,
-    )
 
 
 def wrongs(seen: list[Finding]) -> set[str]:
