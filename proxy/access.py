@@ -34,6 +34,21 @@ def check_host(settings: Settings, headers: Mapping[str, str]) -> None:
         )
 
 
+def check_site(settings: Settings, method: str, headers: Mapping[str, str]) -> None:
+    """Raises `RequestError` (403) where no key is set and a page of another site makes a browser write: it cannot read
+    the answer, but a job would run, and calls be made, all the same."""
+    if has_keys(settings) or method in ("GET", "HEAD"):
+        return
+    if headers.get("sec-fetch-site") == "cross-site" and not _of_an_app(headers.get("origin", "")):
+        raise RequestError("a page of another site sent this.", "Set api_keys to allow it.", status=403)
+
+
+def _of_an_app(origin: str) -> bool:
+    """Whether an origin is that of a program with a browser inside, such as an editor's."""
+    scheme = origin.partition("://")[0]
+    return scheme not in ("http", "https", "null", "")
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True

@@ -21,7 +21,7 @@ from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
 from proxy import announcements, api, browse_api, maintenance, metrics, webhooks
-from proxy.access import check_bind, check_host, check_key
+from proxy.access import check_bind, check_host, check_key, check_site
 from proxy.doctor import Latest
 from proxy.events import Events
 from proxy.exchange import headers_of
@@ -73,6 +73,7 @@ class Application:
             if entry.is_ui(path):
                 entry.check(self._settings, scope["method"], path, headers)
             elif not path.startswith(webhooks.PREFIX):
+                check_site(self._settings, scope["method"], headers)
                 check_key(self._settings, headers)
             body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))
             if path.startswith(webhooks.PREFIX):

@@ -126,3 +126,18 @@ async def test_no_key_is_found_in_a_log_the_database_the_spool_or_the_journal(
     for secret in ("control-secret-1", "agent-secret-2", "engine-secret-3", "sign-secret-4", "wrong-secret-5", named):
         assert not any(secret.encode() in part for part in seen), secret
         assert secret not in said, secret
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/trajectories/x/end", "/api/schedule/run"])
+async def test_where_no_key_is_needed_a_page_of_another_site_makes_a_browser_write_nothing(
+    start_proxy: ProxyFactory, path: str
+) -> None:
+    named = "host: localhost"
+    foreign = named, "sec-fetch-site: cross-site", "origin: http://evil.example", "content-type: text/plain"
+    async with before(start_proxy, replying(whole(b"{}"))) as (proxy, _):
+        raw = await talk(proxy, request_bytes(path, b"{}", *foreign))
+        assert raw.startswith(b"HTTP/1.1 403"), raw
+        assert b"another site" in raw
+        for here in (["sec-fetch-site: same-origin"], ["sec-fetch-site: cross-site", "origin: vscode-webview://x"]):
+            raw = await talk(proxy, request_bytes(path, b"{}", named, *here))
+            assert not raw.startswith(b"HTTP/1.1 403"), raw
