@@ -1,6 +1,7 @@
 """Engines that mean no good, or are none: each is a finding about the engine, in bounded time, and nothing leaks."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ async def test_an_answer_that_never_ends_is_waited_for_no_longer_than_for_none(b
     async with sending(begins or b"HTTP/1.1 200 OK\r\n", drips=True) as (url, _):
         with pytest.raises(EngineError, match="does not answer: timed out"):
             await asyncio.to_thread(Server(url).ask, "/v1/models", None, 0.3)
+
+
+async def test_the_last_question_ends_with_the_time_for_all_checks() -> None:
+    async with sending(HEAD, drips=True) as (url, _):
+        with pytest.raises(EngineError, match="timed out"):
+            await asyncio.to_thread(Server(url, until=time.monotonic() + 0.3).ask, "/v1/models", None, 1000.0)
 
 
 async def test_an_answer_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
