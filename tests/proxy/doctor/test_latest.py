@@ -48,7 +48,6 @@ async def test_many_that_ask_share_one_look_and_hold_nothing_up(
         assert "items" in await _get(client, "/api/trajectories")
         assert not any(one.done() for one in asking)
         assert engine.asked == 1
-        asking.pop().cancel()
         engine.may.set()
         told = set(await asyncio.gather(*asking))
         assert len(told) == 1
@@ -68,3 +67,11 @@ async def test_what_was_found_is_looked_for_again_after_a_while(
         assert not [one for one in await found.findings() if "is paused" in one.what]
         engine.paused = True
         assert [one for one in await found.findings() if "is paused" in one.what]
+
+
+async def test_who_goes_away_leaves_the_others_their_look(tmp_path: Path) -> None:
+    found = Latest(settings_of(tmp_path))
+    leaving, staying = (asyncio.ensure_future(found.findings()) for _ in range(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert "does not answer" in (await staying)[0].what
