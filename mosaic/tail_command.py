@@ -21,7 +21,7 @@ from mosaic.settings import Settings, load
 from mosaic.store import Store, call_browsing, feed
 from mosaic.store.database import Database
 from mosaic.store.feed import Mark
-from mosaic.terminal import DATABASE
+from mosaic.terminal import DATABASE, printable
 
 EVERY_S = 0.5
 """Seconds between two looks at the database."""
@@ -197,7 +197,7 @@ def _line(call: Call) -> str:
         f"{ended} {call['trajectory_id']}{kind}{failed}  {tokens} tokens  {call['ended_at'] - call['started_at']:.2f} s"
         f"  v{call['policy_version']}  {worth}  {call['says'][:SAID]}"
     )
-    return "".join(character if character.isprintable() else "?" for character in text).rstrip()
+    return printable(text).rstrip()
 
 
 def _say(what: str) -> None:

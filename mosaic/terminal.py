@@ -82,6 +82,11 @@ def _width(texts: Iterable[str]) -> int:
     return max(cell_len(line) for text in texts for line in text.splitlines() or [""])
 
 
+def printable(text: str) -> str:
+    """The text on one line, with a question mark for each character that could steer the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, if that is a terminal; call the value with (done, total)."""

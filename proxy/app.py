@@ -22,6 +22,7 @@ from mosaic.settings import Settings, load
 from mosaic.store import Store
 from proxy import announcements, api, browse_api, maintenance, metrics, webhooks
 from proxy.access import check_bind, check_host, check_key, check_site
+from proxy.doctor import Latest
 from proxy.events import Events
 from proxy.exchange import headers_of
 from proxy.recorder import Recorder
@@ -121,9 +122,10 @@ class Application:
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
         app.include_router(api.router(self._settings, self._store, self._recorder))
-        app.include_router(browse_api.router(self._settings, self._store, self._events))
+        found = Latest(self._settings)
+        app.include_router(browse_api.router(self._store, self._events, found))
         app.include_router(webhooks.router(self._store))
-        app.include_router(pages.router(self._settings, self._store, self._events, self._texts))
+        app.include_router(pages.router(self._settings, self._store, self._events, self._texts, found))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_http)
