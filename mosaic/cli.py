@@ -4,6 +4,7 @@ Errors go to standard error, one line, with the next step; what each exit code m
 docstring is its help and, with lines that begin with `mosaic` indented, its examples: docs/cli.md is made from it.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -51,6 +52,11 @@ Put it before your vLLM, point an agent at it, say how it went, train:
 
 `mosaic doctor` says what is wrong, `mosaic COMMAND --help` what a command does.
 """
+
+
+FLUSH = "\n\n<!-- -->"
+"""Ends every help. Typer takes off what all lines after the first paragraph are indented by, and with one line before
+them the examples would run into each other; this line is not indented, and Markdown does not show it."""
 
 
 def _version(wanted: bool) -> None:
@@ -203,7 +209,17 @@ def assemble(named: str | None = None) -> typer.Typer:
             app.add_typer(command, name=name, rich_help_panel=panel)
         elif callable(command):
             app.command(name, rich_help_panel=panel, context_settings=CONTEXTS.get(name))(command)
+    _end_helps(app)
     return app
+
+
+def _end_helps(app: typer.Typer) -> None:
+    for command in app.registered_commands:
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = text.removesuffix(FLUSH) + FLUSH
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _end_helps(group.typer_instance)
 
 
 def _ordered(names: dict[str, object]) -> Iterator[tuple[str, str]]:

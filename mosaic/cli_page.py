@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from mosaic.cli import PANELS, assemble
+from mosaic.cli import FLUSH, PANELS, assemble
 from mosaic.exit_codes import ExitCode
 
 HEAD = """\
@@ -45,7 +45,7 @@ def _command(command: Any, parent: Any, path: Sequence[str]) -> Iterator[str]:
     """A command with those below it."""
     context = typer.Context(command, info_name=path[-1], parent=parent)
     usage = " ".join((*path, *command.collect_usage_pieces(context)))
-    yield f"\n{'#' * (len(path) + 1)} {' '.join(path)}\n\n{cleandoc(command.help or '')}\n"
+    yield f"\n{'#' * (len(path) + 1)} {' '.join(path)}\n\n{cleandoc(command.help or '').removesuffix(FLUSH)}\n"
     below = getattr(command, "commands", {})
     if not below:
         yield f"\nUsage: `{usage}`\n"

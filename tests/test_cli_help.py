@@ -73,6 +73,23 @@ def test_help_shows_what_is_in_brackets_and_keeps_examples_on_their_lines(tmp_pa
     assert '  mosaic score --function grading:reward --only "run-7-%"' in shown
 
 
+@pytest.mark.parametrize("group", ["policy", "db"])
+def test_examples_of_commands_within_a_group_keep_their_lines_too(tmp_path: Path, group: str) -> None:
+    for name in (name for name in COMMANDS if name.startswith(f"mosaic {group} ")):
+        shown = mosaic(tmp_path, *name.split()[1:], "--help", COLUMNS="120").stdout
+        lines = [line.strip() for line in shown.splitlines()]
+        assert set(examples(COMMANDS[name])) <= set(lines)
+
+
+def test_no_example_runs_into_another(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for name, command in COMMANDS.items():
+        command.get_help(typer.Context(command, info_name=name))
+        lines = {line.strip() for line in capsys.readouterr().out.splitlines()}
+        assert {" ".join(example.split()) for example in examples(command)} <= lines, name
+        assert not any("<!--" in line for line in lines)
+
+
 def test_every_exit_code_of_an_error_is_documented() -> None:
     from mosaic import errors
 

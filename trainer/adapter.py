@@ -6,9 +6,9 @@ Loads torch and peft.
 import json
 import warnings
 from pathlib import Path
-from typing import Any
 
 from mosaic.errors import SettingsError
+from trainer.checkpoints import load_model
 
 
 def live_link(folder: Path) -> Path:
@@ -30,10 +30,10 @@ def make_adapter(base: Path, folder: Path, rank: int, seed: int = 0) -> None:
             raise SettingsError(f"{taken} exists already.", "Give a new folder.")
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     torch.manual_seed(seed)
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+    model = load_model(base)
     options = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,12 @@ def _show(report: JobReport) -> None:
         f"{swap}; engine and trainer {report.published.gap_mean:.2g} nats apart"
     )
     typer.echo(f"checkpoint: {report.train.checkpoint} (to restart vLLM on it: --model {report.train.checkpoint})")
-    for reason, number in report.left_out.items():
-        typer.echo(f"left out: {number} {reason}")
+    _say_left_out(report.left_out)
+
+
+def _say_left_out(left_out: Mapping[str, int]) -> None:
+    if left_out:
+        typer.echo("left out: " + ", ".join(f"{number} {reason}" for reason, number in left_out.items()))
 
 
 def _show_preview(found: Preview, as_json: bool) -> None:
@@ -154,11 +159,12 @@ def _print_preview(found: Preview) -> None:
         f"from version {found.version}: {counted(found.trajectories, 'trajectory')} of "
         f"{counted(found.groups, 'group')}, {counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
     )
-    for reason, number in found.left_out.items():
-        typer.echo(f"left out: {number} {reason}")
-    for state, number in found.not_scored.items():
-        typer.echo(f"not scored: {number} {state}")
+    _say_left_out(found.left_out)
+    if found.not_scored:
+        typer.echo("not scored: " + ", ".join(f"{number} {state}" for state, number in found.not_scored.items()))
+    if found.trained_before:
+        typer.echo(f"trained by earlier jobs: {found.trained_before}")
 
 
 def _say(step: StepReport) -> None:
-    typer.echo(f"step {step.step}/{step.steps}: loss {step.loss:.4f}, ratio {step.mean_ratio:.3f}", err=True)
+    typer.echo(f"step {step.step}/{step.steps}: loss {step.loss + 0.0:.3g}, ratio {step.mean_ratio:.3f}", err=True)

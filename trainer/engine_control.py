@@ -96,8 +96,7 @@ class EngineControl:
 
     def adapter_link(self) -> Path:
         """Return the symbolic link from which the engine reads the adapter. Raises EngineError when it is none."""
-        served = self._call("/v1/models", None).get("data") or []
-        root = next((Path(str(model.get("root"))) for model in served if model["id"] == self.model), Path())
+        root = self.root() or Path()
         if not root.is_absolute() or not root.is_symlink():
             raise EngineError(
                 f"{self.base_url} reads the adapter {self.model!r} from {root}, which is no absolute symbolic link.",
@@ -106,8 +105,14 @@ class EngineControl:
             )
         return root
 
+    def root(self) -> Path | None:
+        """Return the folder from which the engine says that it had the model when it started."""
+        served = self._call("/v1/models", None).get("data") or []
+        roots = (model.get("root") for model in served if model["id"] == self.model)
+        return next((Path(str(root)) for root in roots if root is not None), None)
+
     def version(self) -> str | None:
-        """Return the version that the engine believes to serve, as set by `load`."""
+        """Return the version that the engine believes to serve, as set by `load`; a word of its own before that."""
         value = self._call("/weight_info", None)["weight_version"]
         return None if value is None else str(value)
 

@@ -29,7 +29,7 @@ from trainer.batches import Normalisation
 from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
 from trainer.gate import Gate, gate_of
-from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back
+from trainer.policies import MAX_PROBE, check_pin, checkpoint_of, go_live, put_back, serving
 from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
 from trainer.round import LOGPROBS_FILE, OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
@@ -159,7 +159,12 @@ def _why_not(store: Store, settings: Settings, job: Job) -> str | None:
 
 def _told(config: TrainConfig) -> dict[str, Any]:
     """What decides which weights come out of a job."""
-    return config.model_dump(mode="json", exclude=KEPT_OUT)
+    return _rooted(config).model_dump(mode="json", exclude=KEPT_OUT)
+
+
+def _rooted(config: TrainConfig) -> TrainConfig:
+    """With the path of its checkpoint as whoever comes from another folder can use it."""
+    return config if config.model is None else config.model_copy(update={"model": config.model.absolute()})
 
 
 def _begin(store: Store, settings: Settings) -> Job:
@@ -171,7 +176,7 @@ def _begin(store: Store, settings: Settings) -> Job:
     score_configured(store, settings.score)
     waiting = waiting_for(store, config, current)
     chosen = {"groups": dict(waiting.groups), "left_out": dict(waiting.left_out)}
-    return store.job(store.start_job(config.model_dump(mode="json"), chosen))
+    return store.job(store.start_job(_rooted(config).model_dump(mode="json"), chosen))
 
 
 def waiting_for(store: Store, config: TrainConfig, version: int) -> Waiting:
@@ -239,7 +244,7 @@ def _train(work: _Work, on_step: Callable[[StepReport], None]) -> None:
         known = estimated(work.store, groups, told, rule(work.config))
         selection = choose(groups, work.config, rule(work.config), work.job.policy_from, known)
         probe = _credited(work, selection, chosen_figures(groups, selection.sequences, work.job.policy_from))
-        running_engines(work.settings, work.model, work.job.policy_from, probe)
+        running_engines(work.settings, serving(work.store, work.job.policy_from, work.model), probe)
         _remove_leftovers(work)
         optimizer = work.model / OPTIMIZER_FILE
         request = RoundRequest(

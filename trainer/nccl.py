@@ -5,9 +5,9 @@ Written after vLLM 0.32's source; it has not been run, since no GPU was at hand.
 """
 
 from pathlib import Path
-from typing import Any
 
 from mosaic.errors import PublishError, SettingsError
+from trainer.checkpoints import load_model
 
 
 def check_devices() -> None:
@@ -25,15 +25,13 @@ def send(base_url: str, checkpoint: Path, workers: int) -> None:
     """Send a checkpoint to an engine of so many workers (GPUs). Raises `PublishError`."""
     check_devices()
     import torch
-    from transformers import AutoModelForCausalLM
     from vllm.distributed.weight_transfer.base import ModuleSource
     from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
     from trainer.engine import free_port
 
-    dtype: Any = "auto"
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype, local_files_only=True)
+    model = load_model(checkpoint, "auto")
     where = NCCLTrainerInitInfo("127.0.0.1", free_port(), workers + 1, rank=0)
     try:
         sender = NCCLTrainerWeightTransferEngine.trainer_init(

@@ -4,7 +4,7 @@ Whoever calls this holds the training lease. Every change goes through `publish`
 undone by itself when the engines do not serve what they were given.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from mosaic.errors import PolicyPinned, PublishError, SettingsError
 from mosaic.records import IdArray
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion
+from mosaic.store.policies import PolicyVersion, original, same_weights
 from trainer.publish import Publication, PublishReport, publish, verify_live
-from trainer.replicas import MAX_GAP, running_engines
+from trainer.replicas import MAX_GAP, Live, running_engines
 from trainer.round import ADAPTER_CONFIG
 
 MAX_PROBE = 512
@@ -24,20 +24,29 @@ MAX_PROBE = 512
 
 
 def checkpoint_of(store: Store, version: int, first: Path | None) -> Path:
-    """The folder of a version; `first` for version 0. Raises `SettingsError` when it holds no checkpoint."""
-    paths = {v.version: Path(v.path) for v in store.versions()}
-    folder = paths.get(version, first)
+    """The folder of a version. For 0, the one that the first jobs trained, or `first` where they have not, or where it
+    is gone. Raises `SettingsError` when it holds no checkpoint."""
+    folder = first
+    if version:
+        folder = Path(find(store.versions(), version).path)
+    elif (known := store.first_version()) is not None:
+        settled = store.policy()[0] != 0 and _is_checkpoint(Path(known.path))
+        folder = Path(known.path) if settled or first is None else first
     if folder is None:
         raise SettingsError(
             "the checkpoint that the engine started with is not known.",
             "Pass --model, or set model under [train] in mosaic.toml.",
         )
-    if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+    if not _is_checkpoint(folder):
         raise SettingsError(
             f"{folder} holds no checkpoint (neither config.json nor {ADAPTER_CONFIG}).",
             "Pass the folder that vLLM serves as --model; old checkpoints go after `keep_checkpoints`.",
         )
     return folder
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
 
 
 def check_pin(store: Store) -> None:
@@ -55,12 +64,8 @@ def go_live(store: Store, settings: Settings, publication: Publication, check: C
     """
     check_pin(store)
     live, _ = store.policy()
-    engines = running_engines(
-        settings,
-        publication.checkpoint if live == publication.version else publication.previous_checkpoint,
-        live,
-        publication.probe_ids_L,
-    )
+    checkpoint = publication.checkpoint if live == publication.version else publication.previous_checkpoint
+    engines = running_engines(settings, serving(store, live, checkpoint), publication.probe_ids_L)
 
     def rolled_back() -> None:
         store.version_restored(publication.version, str(publication.previous_checkpoint), publication.previous_version)
@@ -81,7 +86,7 @@ def put_back(
 ) -> int:
     """Serve the weights of an earlier version again, under a new number, which is returned.
 
-    0 is the checkpoint that the engine started with (`train.model`). Raises as `go_live` does.
+    0 is the checkpoint that the engine started with. Raises as `go_live` does.
     """
     check_pin(store)
     live, _ = store.policy()
@@ -105,10 +110,15 @@ def put_back(
 
 def weights_of(store: Store, version: int) -> int:
     """The version that first had these weights: `version` itself, unless it put older ones back."""
-    restores = {v.version: v.restores for v in store.versions()}
-    while (earlier := restores.get(version)) is not None:
-        version = earlier
-    return version
+    return original(store.versions(), version)
+
+
+def serving(store: Store, version: int, checkpoint: Path) -> Live:
+    """What engines that serve a version have, by all that the database knows of it."""
+    found = store.versions()
+    numbers = same_weights(found, version)
+    gaps = [v.verification["gap_mean"] for v in found if v.version in numbers and "gap_mean" in v.verification]
+    return Live(checkpoint, version, numbers, max(gaps, default=None))
 
 
 def before(store: Store) -> int:
@@ -135,9 +145,15 @@ def probe(store: Store) -> IdArray:
     return np.arange(8, 40, dtype=np.int32)
 
 
-def find(store: Store, version: int) -> PolicyVersion:
-    """One version. Raises `SettingsError` when there is none."""
-    for one in store.versions():
+def listed(store: Store) -> list[PolicyVersion]:
+    """All versions, oldest first, with version 0 where its checkpoint is known."""
+    first = store.first_version()
+    return [*([] if first is None else [first]), *store.versions()]
+
+
+def find(found: Iterable[PolicyVersion], version: int) -> PolicyVersion:
+    """One of these versions. Raises `SettingsError` when it is not among them."""
+    for one in found:
         if one.version == version:
             return one
     raise SettingsError(f"there is no policy version {version}.", "See `mosaic policy list`.")

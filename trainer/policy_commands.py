@@ -11,12 +11,12 @@ from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.policies import PolicyVersion
 from mosaic.terminal import DATABASE, JSON, print_json, print_table
-from trainer.policies import before, find, put_back, weights_of
+from trainer.policies import before, find, listed, put_back, weights_of
 
 app = typer.Typer(help="List policy versions, go back to one, pin one, make a first adapter.", no_args_is_help=True)
 
 UPSTREAM = typer.Option(None, help="Base URL of the vLLM that serves the policy.")
-MODEL = typer.Option(None, help="Checkpoint that the engine started with: the weights of version 0.")
+MODEL = typer.Option(None, help="Checkpoint that the engine started with (until a job has run).")
 LEASE = "training"
 
 
@@ -31,7 +31,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
     """
     store = Store(load(database=database).database)
     live, _ = store.policy()
-    found = store.versions()[::-1]
+    found = listed(store)[::-1]
     if as_json:
         print_json([{**asdict(one), "serves": one.version == live} for one in found])
         return
@@ -59,7 +59,7 @@ def show(
         mosaic policy show 7 --json
     """
     store = Store(load(database=database).database)
-    found = find(store, version)
+    found = find(listed(store), version)
     job = None if found.job_id is None else store.job(found.job_id)
     numbers = {} if job is None else store.job_metrics(job.job_id)
     if as_json:
@@ -81,11 +81,11 @@ def rollback(
 ) -> None:
     """Serve earlier weights again, under a new version number; no request is lost.
 
-    Version 0 needs the checkpoint that the engine started with: `--model`, or `train.model`.
+    Version 0 is the checkpoint that the engine started with; the jobs that trained it keep its path.
 
         mosaic policy rollback
         mosaic policy rollback 5
-        mosaic policy rollback 0 --model /path/to/the/first/checkpoint
+        mosaic policy rollback 0
     """
     typer.echo(_serve_again(version, model, upstream, database)[1])
 
@@ -117,7 +117,7 @@ def pin(
     if version is not None and weights_of(store, version) != weights_of(store, live):
         live, said = _serve_again(version, model, upstream, database)
     with held(store, LEASE):
-        store.pin(find(store, live).version)
+        store.pin(find(store.versions(), live).version)
     typer.echo(f"{said + '; ' if said else ''}version {live} is pinned")
 
 
@@ -154,5 +154,13 @@ def _serve_again(
     store = Store(settings.database)
     with held(store, LEASE) as lease:
         target = before(store) if version is None else version
+        live, _ = store.policy()
+        if weights_of(store, target) == weights_of(store, live):
+            return live, f"version {live} is already live" + _whose(store, target, live)
         number = put_back(store, settings, target, lease.check)
-    return number, f"version {number} is live, with the weights of version {weights_of(store, target)}"
+    return number, f"version {number} is live" + _whose(store, target, number)
+
+
+def _whose(store: Store, target: int, number: int) -> str:
+    weights = weights_of(store, target)
+    return "" if weights == number else f", with the weights of version {weights}"

@@ -32,12 +32,12 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
-from transformers.utils.logging import disable_progress_bar
+from transformers import AutoTokenizer, PrinterCallback
 
 from mosaic.errors import NothingToTrain, TrainError
 from mosaic.records import LogprobArray
 from trainer.batches import MicroBatch, plan_epoch, pushed
+from trainer.checkpoints import load_model
 from trainer.observer import StepObserver, Tally
 from trainer.round import (
     ADAPTER_CONFIG,
@@ -131,8 +131,7 @@ def policy_trainer(
     model_dir: Path, sequences: list[Sequence], settings: TrainSettings, working_dir: Path
 ) -> "PolicyTrainer":
     """Load model and tokenizer and build the trainer for one round; `working_dir` is scratch space."""
-    disable_progress_bar()
-    model = _model(model_dir)
+    model = load_model(model_dir, trainable=True)
     if settings.reference_dir is not None:
         # TRL loads the reference from the path that the model's config names.
         model.config._name_or_path = str(settings.reference_dir)
@@ -143,17 +142,6 @@ def policy_trainer(
     config = _config(settings, len(epoch) * settings.epochs, len(epoch[0]), working_dir)
     return PolicyTrainer(
         model=model, tokenizer=tokenizer, config=config, sequences=sequences, epoch=epoch, settings=settings
-    )
-
-
-def _model(model_dir: Path) -> Any:
-    """The weights, or an adapter on its base, ready to be trained."""
-    if not (model_dir / ADAPTER_CONFIG).is_file():
-        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
-    from peft import AutoPeftModelForCausalLM
-
-    return AutoPeftModelForCausalLM.from_pretrained(
-        model_dir, is_trainable=True, dtype=torch.float32, local_files_only=True
     )
 
 

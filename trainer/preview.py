@@ -49,7 +49,9 @@ class Preview:
     left_out: Mapping[str, int]
     """Reason -> trajectories, groups or calls, as a job would count them."""
     not_scored: Mapping[str, int]
-    """State -> trajectories that are in no job's reach: open, closed (no reward yet), unscorable, failed, ..."""
+    """State -> trajectories that are in no job's reach: open, closed (no reward yet), unscorable, failed, truncated."""
+    trained_before: int
+    """Trajectories that earlier jobs trained."""
     unsettled_job: str | None
     """The job that died, and that the next run takes up before it begins another."""
     to_score: int
@@ -77,6 +79,8 @@ def preview(store: Store, settings: Settings) -> Preview:
             Candidate(name, one.task_key, one.reward, None if trained else reason, sequences[name], tokens[name])
         )
     job = store.unsettled_job()
+    states = dict(store.states())
+    trained_before = states.pop(TrajectoryState.TRAINED.value, 0)
     return Preview(
         version=version,
         groups=sum(credit.drop_reason is None for credit in selection.credits),
@@ -85,7 +89,8 @@ def preview(store: Store, settings: Settings) -> Preview:
         tokens=tokens.total(),
         candidates=tuple(candidates),
         left_out={**waiting.left_out, **selection.left_out},
-        not_scored={k: n for k, n in store.states().items() if k != TrajectoryState.SCORED.value},
+        not_scored={state: number for state, number in states.items() if state != TrajectoryState.SCORED},
+        trained_before=trained_before,
         unsettled_job=None if job is None else f"{job.job_id} ({job.state.value})",
         to_score=len(to_score(store, settings.score)),
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mosaic.errors import PublishError
 from mosaic.records import IdArray, LogprobArray
+from trainer.checkpoints import load_model
 
 
 def checkpoint_logprobs(model_dir: Path, ids_L: IdArray) -> LogprobArray:
@@ -19,10 +20,9 @@ def checkpoint_logprobs(model_dir: Path, ids_L: IdArray) -> LogprobArray:
     Raises PublishError when the folder cannot be loaded.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+        model = load_model(model_dir)
     except (OSError, ValueError, RuntimeError) as error:
         raise PublishError(
             f"{model_dir} cannot be loaded as a checkpoint: {error}", "Train it again, or publish another version."

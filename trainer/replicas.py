@@ -5,7 +5,7 @@ says is live is loaded into it again before it goes on, and all replicas are bac
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,23 @@ from trainer.round import ADAPTER_CONFIG
 
 MAX_GAP = 0.1
 """Largest mean |engine - checkpoint| logprob in nats at which an engine counts as serving that checkpoint."""
+GAP_GROWTH, GAP_FLOOR = 4.0, 1e-3
+"""An engine that does not say which weights it has may be so many times further off than when they were published; a
+gap up to the floor, in nats, always counts as the checkpoint's. A small step of training moves logprobs by 0.01."""
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What engines have to serve."""
+
+    checkpoint: Path
+    version: int
+    numbers: frozenset[int]
+    """Every version that has these weights."""
+    gap: float | None = None
+    """Mean |engine - checkpoint| logprob in nats when these weights were published; None where that is not known."""
 
 
 def controls(settings: Settings, policy: Path) -> list[EngineControl]:
@@ -59,24 +74,44 @@ def controls(settings: Settings, policy: Path) -> list[EngineControl]:
     return found
 
 
-def running_engines(settings: Settings, live: Path, version: int, probe_ids_L: IdArray) -> list[EngineControl]:
+def running_engines(settings: Settings, live: Live, probe_ids_L: IdArray) -> list[EngineControl]:
     """The replicas, all serving what is said to be live. Raises `EngineError`, before anything is trained, when one
-    cannot take new weights or serves others: an engine that was restarted on older ones says nothing of it."""
-    engines = controls(settings, live)
-    recover(engines, live, version)
+    cannot take new weights or serves others, as after a restart on older ones."""
+    engines = controls(settings, live.checkpoint)
+    recover(engines, live.checkpoint, live.version)
     own = CheckpointLogprobs()
     for engine in engines:
+        allowed = _allowed_gap(engine, live)
         ids_L, said_N = engine.probe(probe_ids_L)
-        gap = float(np.abs(said_N - own.last(live, ids_L, len(said_N))).mean())
-        if not gap <= MAX_GAP:
-            raise EngineError(
-                f"the engine {engine.base_url} does not serve version {version}: its logprobs are {gap:.2g} nats off "
-                f"{live}, and its newest calls carry a wrong version.",
-                f"Restart it with --model {live}."
-                if not engine.adapter
-                else f"Let the link of --lora-modules {engine.model}=LINK point to {live}, and restart it.",
-            )
+        gap = float(np.abs(said_N - own.last(live.checkpoint, ids_L, len(said_N))).mean())
+        if not gap <= allowed:
+            raise _refusal(engine, live, f"its logprobs are {gap:.2g} nats off {live.checkpoint}")
     return engines
+
+
+def _allowed_gap(engine: EngineControl, live: Live) -> float:
+    """How far off an engine may be, by what it says of its weights. Raises `EngineError` when it names others."""
+    said = engine.version()
+    if live.version and said is not None:
+        root = engine.root()
+        if said.isdecimal():
+            if int(said) not in live.numbers:
+                raise _refusal(engine, live, f"it says that it has version {said}")
+        elif root is None or root.resolve() != live.checkpoint.resolve():
+            raise _refusal(engine, live, f"it was started on {root} and given no weights since")
+    elif live.gap is not None:
+        return min(MAX_GAP, max(GAP_FLOOR, GAP_GROWTH * live.gap))
+    return MAX_GAP
+
+
+def _refusal(engine: EngineControl, live: Live, why: str) -> EngineError:
+    return EngineError(
+        f"the engine {engine.base_url} does not serve version {live.version}: {why}, and its newest calls carry a "
+        "wrong version.",
+        f"Restart it with --model {live.checkpoint}."
+        if not engine.adapter
+        else f"Let the link of --lora-modules {engine.model}=LINK point to {live.checkpoint}, and restart it.",
+    )
 
 
 def recover(engines: Sequence[EngineControl], live: Path, version: int) -> None:

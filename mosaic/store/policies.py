@@ -5,14 +5,14 @@ that are put back get a number of their own (`restores`), so that every token's 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
-from mosaic.store.models import PolicyVersionRow
+from mosaic.store.models import JobRow, PolicyVersionRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,31 @@ def versions(connection: Connection) -> list[PolicyVersion]:
     """All versions, oldest first."""
     query = select(PolicyVersionRow.__table__).order_by(PolicyVersionRow.version)
     return [_version(row) for row in connection.execute(query).mappings()]
+
+
+def first_version(connection: Connection) -> PolicyVersion | None:
+    """Version 0, the checkpoint that the engine started with: what the jobs on it trained, once one of them has come as
+    far as to publish (the engines were then found to serve it). None before that."""
+    query = select(JobRow.settings, JobRow.created_at).where(JobRow.policy_from == 0, JobRow.policy_to.is_not(None))
+    row = connection.execute(query.order_by(JobRow.created_at.desc()).limit(1)).first()
+    model = None if row is None else orjson.loads(row.settings).get("model")
+    if row is None or model is None:
+        return None
+    return PolicyVersion(0, model, "live", None, None, False, row.created_at, None, {})
+
+
+def original(found: Sequence[PolicyVersion], version: int) -> int:
+    """The version that first had these weights: `version` itself, unless it put older ones back."""
+    restores = {one.version: one.restores for one in found}
+    while (earlier := restores.get(version)) is not None:
+        version = earlier
+    return version
+
+
+def same_weights(found: Sequence[PolicyVersion], version: int) -> frozenset[int]:
+    """Every number under which the weights of `version` have been, its own included."""
+    first = original(found, version)
+    return frozenset({first} | {one.version for one in found if original(found, one.version) == first})
 
 
 def pin(connection: Connection, version: int | None) -> None:

@@ -381,6 +381,11 @@ class Store:
         with self.database.reading() as connection:
             return policies.versions(connection)
 
+    def first_version(self) -> PolicyVersion | None:
+        """Version 0, which is in no list; None until a job has put weights after it live."""
+        with self.database.reading() as connection:
+            return policies.first_version(connection)
+
     def pin(self, version: int | None) -> None:
         """Pin this version, and no other; None pins none."""
         with self.database.writing() as connection:

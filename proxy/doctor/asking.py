@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from mosaic.errors import EngineError
-from mosaic.settings import shown_url
+from mosaic.urls import shown_url
 
 TIMEOUT_S = 3.0
 """Seconds for a question that needs no generation, from its beginning to the last byte of the answer."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mosaic.errors import EngineError
+from mosaic.store.policies import same_weights
 from proxy.doctor.asking import Engine
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
@@ -85,13 +86,15 @@ def model_names(subject: Subject) -> Iterator[Finding]:
 def weights(subject: Subject) -> Iterator[Finding]:
     """The engines serve the weights that the database says are live."""
     live, path = (0, None) if subject.store is None else subject.store.policy()
-    if path is None:
+    if subject.store is None or path is None:
         yield ok("version 0 is live: the checkpoint that the engine started with")
         return
+    numbers = {str(number) for number in same_weights(subject.store.versions(), live)}
     for engine in subject.up:
         said = engine.ask("/weight_info").json.get("weight_version")
         root = _root(subject, engine)
-        if str(said) == str(live) or (root is not None and Path(root).resolve() == Path(path).resolve()):
+        started_on_it = root is not None and Path(root).resolve() == Path(path).resolve()
+        if str(said) in numbers or (started_on_it and not str(said).isdecimal()):
             yield ok(f"engine {engine.base} serves version {live} ({path})")
             continue
         if said is None:
@@ -99,7 +102,8 @@ def weights(subject: Subject) -> Iterator[Finding]:
             continue
         why = "Its calls are recorded under a version that did not sample them, and training goes wrong on them."
         step = f"Start vLLM on {path}; jobs refuse to run until then."
-        yield wrong(f"engine {engine.base} does not serve version {live}, but {root or said}", why, step)
+        found = f"version {said}" if str(said).isdecimal() else root or said
+        yield wrong(f"engine {engine.base} does not serve version {live}, but {found}", why, step)
 
 
 def swapping(subject: Subject) -> Iterator[Finding]:

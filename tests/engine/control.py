@@ -36,9 +36,15 @@ class ServedCheckpoint:
     on_load: Callable[[Path], None] = lambda _path: None
     """Called when a checkpoint is to be loaded, before it is."""
     resumed: threading.Event = field(default_factory=threading.Event)
+    started_on: Path = field(init=False)
 
     def __post_init__(self) -> None:
+        self.started_on = self.path
         self.resumed.set()
+
+    def restart(self, path: Path, version: str | None) -> None:
+        """Come up anew on a checkpoint, saying this of its weights (`default`; nothing, in an older release)."""
+        self.path, self.started_on, self.version = path, path, version
 
     @contextmanager
     def serving(self) -> Iterator[str]:
@@ -59,7 +65,7 @@ class ServedCheckpoint:
         """What the engine does and says."""
         match path:
             case "/v1/models":
-                return {"data": [{"id": name, "root": str(self.link)} for name in self.names]}
+                return {"data": [{"id": name, "root": str(self.link or self.started_on)} for name in self.names]}
             case "/weight_info":
                 return {"weight_version": self.version}
             case "/is_paused":

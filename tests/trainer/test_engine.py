@@ -22,7 +22,7 @@ from mosaic.settings import Settings
 from trainer.engine import Engine, EngineSettings
 from trainer.engine_control import EngineControl
 from trainer.publish import Publication, publish
-from trainer.replicas import running_engines
+from trainer.replicas import Live, running_engines
 from trainer.round import TrainSettings
 from trainer.sequences import Cause, Sequence, Span
 
@@ -198,16 +198,17 @@ def test_weights_other_than_the_checkpoint_says_are_rolled_back(
 def test_an_engine_that_serves_other_weights_than_are_said_to_be_live_is_refused(
     engine: Engine, control: EngineControl, old_model: Path, save_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """As after a restart on the first checkpoint: nothing on the wire tells."""
+    """By what the engine says of them, and by its logprobs where it was told a wrong number."""
     other = save_model(tmp_path / "other", seed=1, hidden=128, layers=4)
     settings = Settings(upstream=f"{engine.base_url}/v1")
     control.pause()
     control.load(old_model, 20)
     control.resume()
-    (found,) = running_engines(settings, old_model, 20, PROBE_L)
+    (found,) = running_engines(settings, Live(old_model, 20, frozenset({20})), PROBE_L)
     assert found.model == "policy"
-    with pytest.raises(EngineError, match="does not serve version 21"):
-        running_engines(settings, other, 21, PROBE_L)
+    for numbers, why in (({21}, "says that it has version 20"), ({20, 21}, "nats off")):
+        with pytest.raises(EngineError, match=f"does not serve version 21: .*{why}"):
+            running_engines(settings, Live(other, 21, frozenset(numbers)), PROBE_L)
 
 
 def test_the_prefix_cache_of_the_old_weights_is_not_used(

@@ -21,8 +21,9 @@ from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
 from trainer.adapter import live_link
 from trainer.job import run_job
-from trainer.policies import before, put_back
+from trainer.policies import before, put_back, serving
 from trainer.policy_commands import app
+from trainer.replicas import MAX_GAP
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TRL currently supports vLLM"
@@ -49,8 +50,7 @@ class Place:
     def command(self, *arguments: str) -> str:
         flags = ["--database", self.settings.database]
         if arguments[0] in ("rollback", "pin"):
-            assert self.settings.train.model is not None
-            flags += ["--upstream", self.settings.upstream, "--model", str(self.settings.train.model)]
+            flags += ["--upstream", self.settings.upstream]
         replicas = {"MOSAIC_REPLICAS": json.dumps(self.settings.replicas)}
         done = CliRunner().invoke(app, [*arguments, *flags], env=replicas)
         if done.exception is not None:
@@ -115,6 +115,32 @@ def test_one_replica_that_does_not_load_keeps_all_on_the_old_weights(place: Plac
     assert {t.state for t in place.store.trajectories()} == {"scored"}
 
 
+@pytest.mark.parametrize(("says", "why"), [("default", "was started on .*/policy and given"), (None, "nats off")])
+def test_an_engine_that_was_restarted_on_older_weights_is_refused_however_near_they_are(
+    place: Place, model_dir: Path, says: str | None, why: str
+) -> None:
+    near = place.with_(learning_rate=1e-4)
+    report = run_job(place.store, near)
+    assert 0.002 < report.published.change_mean < MAX_GAP / 2
+    for name, reward in {"a": 0.0, "b": 1.0}.items():
+        place.store.reward(name, reward, "corrected")
+    place.replicas[1].restart(model_dir, says)
+    with pytest.raises(EngineError, match=f"does not serve version 1: .*{why}") as refused:
+        run_job(place.store, near)
+    assert refused.value.next_step == f"Restart it with --model {report.train.checkpoint}."
+    assert {t.state for t in place.store.trajectories()} == {"scored"}
+    place.replicas[1].restart(report.train.checkpoint, says)
+    assert run_job(place.store, near).version == 2
+
+
+def test_weights_that_were_put_back_may_still_go_by_their_first_number(place: Place, model_dir: Path) -> None:
+    run_job(place.store, place.settings)
+    put_back(place.store, place.settings, 0, lambda: None)
+    assert serving(place.store, 2, model_dir).numbers == {0, 2}
+    place.replicas[0].version = "0"
+    assert put_back(place.store, place.settings, 1, lambda: None) == 3
+
+
 @pytest.mark.parametrize(
     ("scores", "stays"), [(("0.5", "0.5"), True), (("0.5", "0.45"), True), (("0.5", "0.3"), False)]
 )
@@ -176,12 +202,44 @@ def test_going_back_serves_the_weights_before_and_forth_again(place: Place, mode
         (3, 1, True),
         (2, 0, False),
         (1, None, False),
+        (0, None, False),
     ]
+    assert listed[-1]["path"] == str(model_dir)
+    assert json.loads(place.command("show", "0", "--json"))["version"]["path"] == str(model_dir)
     assert "3" in place.command("list")
     shown = json.loads(place.command("show", "1", "--json"))
     assert shown["job"]["job_id"] == report.job_id
     assert shown["metrics"]["loss"] == report.train.loss
     assert report.job_id in place.command("show", "1")
+
+
+def test_going_back_to_what_is_live_already_makes_no_version(place: Place) -> None:
+    run_job(place.store, place.settings)
+    assert place.command("rollback", "1") == "version 1 is already live\n"
+    place.command("rollback", "0")
+    journals = [list(replica.journal) for replica in place.replicas]
+    for again in ("0", "2"):
+        assert place.command("rollback", again) == "version 2 is already live, with the weights of version 0\n"
+    assert [replica.journal for replica in place.replicas] == journals
+    assert [v.version for v in place.store.versions()] == [1, 2]
+
+
+def test_a_first_checkpoint_that_was_moved_may_be_given(place: Place, model_dir: Path) -> None:
+    first = shutil.copytree(model_dir, place.folder / "first")
+    run_job(place.store, place.with_(model=first))
+    first.rename(place.folder / "moved")
+    with pytest.raises(SettingsError, match="first holds no checkpoint"):
+        place.command("rollback")
+    assert place.command("rollback", "--model", str(place.folder / "moved")).startswith("version 2 is live")
+
+
+def test_the_first_checkpoint_is_known_by_its_whole_path(
+    place: Place, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_dir.parent)
+    run_job(place.store, place.with_(model=Path(model_dir.name)))
+    monkeypatch.chdir(place.folder)
+    assert place.command("rollback") == "version 2 is live, with the weights of version 0\n"
 
 
 def test_a_failed_way_back_leaves_the_live_version(place: Place) -> None:
@@ -207,7 +265,12 @@ def test_a_pinned_version_stays_until_it_is_let_go(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(("show", "9"), "no policy version 9"), (("pin",), "no policy version 0")]
+    ("arguments", "said"),
+    [
+        (("show", "9"), "no policy version 9"),
+        (("rollback", "9"), "no policy version 9"),
+        (("pin",), "no policy version 0"),
+    ],
 )
 def test_versions_that_are_not_there_are_named(place: Place, arguments: tuple[str, ...], said: str) -> None:
     with pytest.raises(MosaicError, match=said):

@@ -15,8 +15,9 @@ from mosaic.store import Store
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording, assistant, user
 from tests.trainer.test_job import attempts
-from trainer.commands import train
+from trainer.commands import _say, train
 from trainer.preview import preview
+from trainer.round import StepReport
 
 
 @pytest.fixture
@@ -96,6 +97,32 @@ def test_the_command_prints_every_candidate_and_says_when_there_is_nothing(
     assert nothing.exception.exit_code == 6
     text = CliRunner().invoke(app, [flag for flag in flags if flag != "--json"], catch_exceptions=False).stdout
     assert "2 trajectories of 1 group," in text
+
+
+def test_what_is_not_trained_is_said_in_a_line_for_each_kind(store: Store, app: typer.Typer, tmp_path: Path) -> None:
+    attempts(store, {"a": 1, "b": 1, "c": 1})
+    other = Recording("alone")
+    store.record([other.call([user("another task")], assistant("It is done."))])
+    store.reward("alone", 1, "test")
+    for name, state in (("open", None), ("broken", TrajectoryState.FAILED)):
+        store.record(compaction(Recording(name)))
+        if state is not None:
+            store.end(name, state, "test")
+    store.finish_training(store.start_job({}, {}), store.new_version("/one", None), {"c": 1.0}, {}, {})
+    flags = ["--dry-run", "--credit", "broadcast", "--max-staleness", "5", "--database"]
+    done = CliRunner().invoke(app, [*flags, f"sqlite:///{tmp_path}/mosaic.db"])
+    said = [line for line in done.stdout.splitlines() if line.startswith(("left out", "not scored", "trained"))]
+    assert said == [
+        "left out: 1 group_too_few_to_compare, 1 group_no_contrast",
+        "not scored: 1 failed, 1 open",
+        "trained by earlier jobs: 1",
+    ]
+
+
+@pytest.mark.parametrize(("loss", "said"), [(-1.234e-5, "-1.23e-05"), (-0.0, "0"), (0.5, "0.5"), (1.23456, "1.23")])
+def test_a_small_loss_is_said_with_its_digits(loss: float, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _say(StepReport(1, 2, loss, 0.1, 10, 1.0, 0.0, 1.0))
+    assert capsys.readouterr().err == f"step 1/2: loss {said}, ratio 1.000\n"
 
 
 @pytest.mark.parametrize(("age", "trained"), [("1h", False), ("9000w", True)])

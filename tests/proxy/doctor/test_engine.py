@@ -88,6 +88,17 @@ async def test_an_engine_that_was_started_anew_on_old_weights(tmp_path: Path) ->
         assert [one.level for one in await asked(old, "weights")] == [Level.OK]
         engine.weights, engine.models = "default", [{"id": "policy", "root": str(tmp_path / "v1")}]
         assert [one.level for one in await asked(old, "weights")] == [Level.OK]
+        engine.weights = "7"
+        only(await asked(old, "weights"), Level.WRONG, "does not serve version 1")
+
+
+async def test_weights_that_were_put_back_go_by_their_first_number_too(tmp_path: Path) -> None:
+    store = Store(settings_of(tmp_path).database)
+    store.version_live(store.new_version(str(tmp_path / "v1"), None))
+    store.version_restored(store.new_version(str(tmp_path / "v2"), None), str(tmp_path / "v1"), 1)
+    store.close()
+    async with Administered(weights="1").serve() as url:
+        assert [one.level for one in await asked(settings_of(tmp_path, url), "weights")] == [Level.OK]
 
 
 async def test_swapping_that_is_off_matters_to_who_trains(tmp_path: Path) -> None:
