@@ -17,17 +17,21 @@ export TOKENIZERS_PARALLELISM := false
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
-install: .venv/.installed ## make .venv with the locked CPU stack (about three minutes)
+install: .venv/.installed ## make .venv with the locked CPU stack (two to four minutes, longer on a busy machine)
 
 .venv/.installed: requirements/cpu.txt requirements/torch.txt pyproject.toml
 	@test -n "$(PYTHON)" && $(PYTHON) $(FITS) || \
 		{ echo "mosaic: Python 3.11 or newer with venv is needed; install it, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	@echo "installing the locked CPU stack into .venv ..."
+	@echo "making .venv; all that follows takes two to four minutes, longer on a busy machine"
 	@$(PYTHON) -m venv .venv
+	@echo "1 of 3: torch for the CPU ..."
 	@$(PIP) -r requirements/torch.txt 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) -r requirements/torch.txt
+	@echo "2 of 3: vLLM, TRL and all else that is locked ..."
 	@$(PIP) -r requirements/cpu.txt
+	@echo "3 of 3: Mosaic itself ..."
 	@$(PIP) --no-build-isolation --editable .
 	@touch $@
+	@echo "done: .venv/bin/mosaic"
 
 demo: install ## the whole chain on this machine: agent, proxy, vLLM, TRL, reload (about ten minutes)
 	@$(BIN)/python -m examples.demo $(DEMO)

@@ -68,6 +68,9 @@ def _reward(trajectory_id: str, reward: float | None, given: Mapping[str, Any]) 
 
 def _answer(status: int, body: bytes) -> Json:
     """What was answered. Raises `RequestError` with the API's own words and status."""
+    if 300 <= status < 400:
+        step = "Give the address to which it redirects."
+        raise RequestError("it redirects, which is not followed: the key would go there too.", step, status=status)
     try:
         said: Json = json.loads(body)
     except ValueError:
@@ -117,6 +120,13 @@ class _Reader:
         return self.after is not None and not refused
 
 
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect, which would take the key to another server; the redirect itself is the answer."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Nothing is asked there."""
+
+
 class Client:
     """For scripts and threads. Raises `RequestError` for what the proxy refuses, `MosaicError` where there is none."""
 
@@ -124,7 +134,7 @@ class Client:
         self._base = base.rstrip("/")
         self._headers = _headers(key)
         self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
 
     def __enter__(self) -> Self:
         """Nothing is held open between questions; the form is that of `AsyncClient`."""
@@ -339,7 +349,8 @@ class AsyncClient:
         import aiohttp
 
         silence = aiohttp.ClientTimeout(total=None, sock_read=SILENT_S)
-        async with self._session.get(self._url(asked), headers=reader.headers(), timeout=silence) as response:
+        url, headers = self._url(asked), reader.headers()
+        async with self._session.get(url, headers=headers, timeout=silence, allow_redirects=False) as response:
             if response.status != 200:
                 _answer(response.status, await response.read())
             async for line in response.content:
@@ -360,7 +371,8 @@ class AsyncClient:
         import aiohttp
 
         try:
-            async with self._session.request(asked.method, self._url(asked), data=asked.body) as response:
+            url, body = self._url(asked), asked.body
+            async with self._session.request(asked.method, url, data=body, allow_redirects=False) as response:
                 return _answer(response.status, await response.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _unreachable(self._base, error) from error

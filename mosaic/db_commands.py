@@ -11,7 +11,7 @@ import typer
 from mosaic.errors import SettingsError
 from mosaic.exit_codes import ExitCode
 from mosaic.records import TrajectoryState
-from mosaic.settings import load, shown_url
+from mosaic.settings import load
 from mosaic.store import upgrade as upgrade_schema
 from mosaic.store.checking import Severity
 from mosaic.store.checking import check as find_faults
@@ -21,6 +21,7 @@ from mosaic.store.pruning import prune as remove
 from mosaic.store.stats import Stats
 from mosaic.store.stats import stats as measure
 from mosaic.terminal import DATABASE, JSON, print_json, print_table, progress
+from mosaic.urls import shown_url
 
 app = typer.Typer(help="Look after the database: upgrade, check, measure, prune.", no_args_is_help=True)
 

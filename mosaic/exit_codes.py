@@ -16,7 +16,10 @@ class ExitCode(IntEnum):
         return member
 
     DONE = 0, "Done; so does what follows until it is stopped (`serve`, `tail`) when it is stopped."
-    FAILURE = 1, "Another failure; for `doctor`: something is wrong; for `rollout` and `score`: all attempts failed."
+    FAILURE = (
+        1,
+        "Another failure; for `doctor`: something is wrong; for `rollout` and `score`: all attempts or scores failed.",
+    )
     USAGE = 2, "A command line or a setting that cannot be used."
     STORE = 3, "The database cannot be used, or (`db check`) is broken."
     ENGINE = 4, "vLLM is unreachable, or answered something unusable."

@@ -17,7 +17,10 @@ TRAJECTORY_KEY = "mosaic-t-"
 def trajectory_key(settings: Settings, trajectory_id: str) -> str:
     """A key with which an agent can make calls, and only of this trajectory. Raises `SettingsError`."""
     if settings.trajectory_secret is None:
-        raise SettingsError("no trajectory_secret is set.", "Set MOSAIC_TRAJECTORY_SECRET to a long random text.")
+        raise SettingsError(
+            "no trajectory_secret is set.",
+            "Set MOSAIC_TRAJECTORY_SECRET to a long random text; `mosaic serve` needs the same.",
+        )
     return f"{TRAJECTORY_KEY}{trajectory_id}.{mark_of(settings.trajectory_secret, trajectory_id)}"
 
 

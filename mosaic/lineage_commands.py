@@ -10,46 +10,56 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from mosaic.lineage.model import Rung
 from mosaic.records import Session, Trajectory, TrajectoryState
 from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.explaining import Certificate
-from mosaic.terminal import DATABASE, JSON, TRAJECTORY, print_json, print_table
+from mosaic.terminal import DATABASE, JSON, TRAJECTORY, counted, print_json, print_table
 
 
-def show(trajectory: str = TRAJECTORY, as_json: bool = JSON, database: str | None = DATABASE) -> None:
+def show(
+    trajectory: str = TRAJECTORY,
+    *,
+    calls: bool = typer.Option(False, "--calls", help="Also list the calls of each session, for `mosaic explain`."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
+) -> None:
     """Show a trajectory's tree of sessions: kind, calls, tokens, score, reward, and what of it can be trained.
 
     A session names its kind, what its calls sampled, how it ended and why it stands where it stands.
 
         mosaic show run-17
+        mosaic show run-17 --calls
         mosaic show run-17 --json
     """
     store = _store(database)
     found, links = store.trajectory(trajectory), store.links(trajectory)
-    made, counted = store.fidelity(trajectory), store.certificate(trajectory)
+    made, certified = store.fidelity(trajectory), store.certificate(trajectory)
     if as_json:
-        calls = {s.session_id: [c.call_id for c in s.calls] for s in found.sessions}
+        ids = {s.session_id: [c.call_id for c in s.calls] for s in found.sessions}
         print_json(
             {
                 "trajectory_id": trajectory,
                 "task_key": found.task_key,
                 "reward": found.reward,
                 "state": found.state,
-                "sessions": [{**link, "calls": calls.get(link["session_id"], [])} for link in links],
+                "sessions": [{**link, "calls": ids.get(link["session_id"], [])} for link in links],
                 "fidelity": made,
-                "certificate": asdict(counted),
+                "certificate": asdict(certified),
             }
         )
         return
-    Console().print(_tree(found, links))
+    Console().print(_tree(found, links, calls=calls))
     if made:
         typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
-    typer.echo(_certified(counted))
+    typer.echo(_certified(certified))
 
 
 def explain(
-    call: str = typer.Argument(help="Id of the call: `mosaic tail --json`, `mosaic show ID --json`, x-mosaic-call-id."),
+    call: str = typer.Argument(
+        help="Id of the call: `mosaic show ID --calls`, `mosaic tail --json`, x-mosaic-call-id."
+    ),
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
@@ -85,6 +95,9 @@ def unlinked(
     if as_json:
         print_json([asdict(one) for one in found])
         return
+    if not found:
+        typer.echo("none: every session is linked to another or is the first of its trajectory")
+        return
     rows = [(u.call_id, u.trajectory_id, u.undecided or "nothing", len(u.candidates), u.text[:60]) for u in found]
     print_table("call trajectory undecided_by candidates begins", rows)
 
@@ -111,14 +124,17 @@ def certificate(
     typer.echo(_certified(found))
 
 
-def _tree(trajectory: Trajectory, links: list[dict[str, Any]]) -> Tree:
-    """The trajectory with each session under its parent."""
+def _tree(trajectory: Trajectory, links: list[dict[str, Any]], *, calls: bool) -> Tree:
+    """The trajectory with each session under its parent, and its calls if they are wanted."""
     reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
     top = Tree(f"{escape(trajectory.trajectory_id)}  {trajectory.state.value}, {reward}")
     nodes: dict[str | None, Tree] = {}
     for session, link in zip(trajectory.sessions, links, strict=True):
         told = escape(_session(session, link, over=trajectory.state is not TrajectoryState.OPEN) + _why(link))
-        nodes[session.session_id] = nodes.get(session.parent_session_id, top).add(told)
+        nodes[session.session_id] = node = nodes.get(session.parent_session_id, top).add(told)
+        for call in session.calls if calls else ():
+            worth = call.auxiliary or ("exact" if call.exact else "inexact")
+            node.add(escape(f"{call.call_id}  {worth}"))
     return top
 
 
@@ -132,7 +148,7 @@ def _session(session: Session, link: Mapping[str, Any], *, over: bool) -> str:
     end = link["ended"] or ("silent" if over else "open")
     reward = "" if link["reward"] is None else f", reward {link['reward']:g}"
     return (
-        f"{session.kind.value}  {len(session.calls)} calls, {sampled} sampled tokens"
+        f"{session.kind.value}  {counted(len(session.calls), 'call')}, {counted(sampled, 'sampled token')}"
         + "".join(f", {number} {name}" for name, number in counts.items() if number)
         + f", version {' '.join(map(str, versions))}, {end}{reward}"
     )
@@ -157,15 +173,23 @@ def _explained(found: Mapping[str, Any]) -> list[str]:
     if found["rung"] is None:
         lines.append("  recorded by an older release: `mosaic relink` finds out why it stands here")
     else:
-        lines.append(f"  why      {found['rung']}, score {found['score']:.2f} {_json(found['evidence'])}")
+        lines.append(f"  why      {_reason(found)}")
     if found["attribution"] != "lineage":
         lines.append(f"  its trajectory was named by the {found['attribution']}")
     parent = f" under {session['parent']}" if session["parent"] else ""
-    told = f"{session['rung']}, score {session['score']:.2f} {_json(session['evidence'])}"
-    lines.append(f"  session  {session['kind']}{parent}: {told}")
+    lines.append(f"  session  {session['kind']}{parent}: {_reason(session)}")
     considered = [*found["considered"], *(r for r in session["considered"] if opens and not found["considered"])]
     lines += [f"  also considered: {_json(other)}" for other in considered] or ["  nothing else was considered"]
     return lines
+
+
+def _reason(decided: Mapping[str, Any]) -> str:
+    """What decided where a call or a session stands."""
+    if decided["rung"] != Rung.NONE:
+        return f"{decided['rung']}, score {decided['score']:.2f} {_json(decided['evidence'])}"
+    if decided["score"] == 1:
+        return "first call of its trajectory"
+    return f"nothing links it to an earlier call {_json(decided['evidence'])}"
 
 
 def _certified(found: Certificate) -> str:
@@ -175,7 +199,8 @@ def _certified(found: Certificate) -> str:
     forks = ", ".join(f"{n} {cause}" for cause, n in found.forks.items()) or "none"
     return (
         f"calls: {', '.join(f'{n} {name}' for name, n in calls.items() if n) or 'none'}\n"
-        f"sessions: {found.sessions} in {found.trajectories} trajectories; {found.unlinked} unlinked; forks: {forks}"
+        f"sessions: {found.sessions} in {counted(found.trajectories, 'trajectory')}; "
+        f"{found.unlinked} unlinked; forks: {forks}"
     )
 
 

@@ -22,13 +22,13 @@ from mosaic.functions import load_function
 from mosaic.keys import agent_key
 from mosaic.rollout.attempt import Agent, Outcome, Result, check_placeholders
 from mosaic.rollout.local import Processes
-from mosaic.rollout.rollout import Executor, Plan, Report, Rollout, first_failure
+from mosaic.rollout.rollout import ATTEMPTS, Executor, Plan, Report, Rollout, first_failure, scorer_failures
 from mosaic.rollout.scoring import Scoring
 from mosaic.rollout.tasks import read_tasks
 from mosaic.rollout.told import Told
 from mosaic.scoring.commands import Command
 from mosaic.settings import Settings, load
-from mosaic.terminal import JSON, print_json, print_table, progress
+from mosaic.terminal import JSON, counted, print_json, print_table, progress
 
 SHOWN = 50
 """Most tasks that the final table lists."""
@@ -68,7 +68,8 @@ def rollout(
     `mosaic serve` must run. The agent gets the proxy's address and a key of its own attempt in OPENAI_BASE_URL,
     OPENAI_API_KEY and their like; a scorer reads what is told it in MOSAIC_* variables (docs/rollouts.md).
 
-    The last line printed is the mean reward over the scored attempts. Exits with 1 when every attempt failed.
+    The last line printed is the mean reward over the scored attempts. Exits with 1 when every attempt failed, or
+    the scorer failed and no attempt could be scored.
 
         mosaic rollout tasks.jsonl --attempts 8 --score "python score.py" -- your-agent "{prompt}"
         mosaic rollout tasks.jsonl --function agents:solve --score-function agents:judge --timeout 10m
@@ -99,14 +100,18 @@ def rollout(
         print_json(_as_json(report))
     else:
         _print(report)
+    if broken := scorer_failures(report.results):
+        typer.echo(f"mosaic: {counted(len(broken), 'scorer failure')}, see {report.folder / ATTEMPTS}", err=True)
     first_failure(report.results)
+    if broken:
+        typer.echo(f"mosaic: the first ({broken[0].trajectory_id}): {broken[0].error}", err=True)
 
 
 def _run(plan: Plan, executor: Executor, settings: Settings) -> Report:
     key = settings.api_keys[0].get_secret_value() if settings.api_keys else None
     told = Told(Client(plan.proxy_url, key), plan.scoring.source)
     total = len(plan.tasks) * plan.attempts
-    typer.echo(f"run {plan.run}: {len(plan.tasks)} tasks x {plan.attempts} attempts", err=True)
+    typer.echo(f"run {plan.run}: {counted(len(plan.tasks), 'task')} x {counted(plan.attempts, 'attempt')}", err=True)
     # As Ctrl-C does, so that no agent goes on alone.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with progress("attempts") as bar:

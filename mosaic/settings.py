@@ -8,9 +8,9 @@ Docker puts it, or in the folder that `MOSAIC_SECRETS` names.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -22,10 +22,9 @@ from pydantic_settings import (
 from pydantic_settings import (
     SettingsError as SettingsSourceError,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
 
 from mosaic.errors import SettingsError
+from mosaic.urls import BaseUrl, EngineUrl, WebUrl, shown_url
 
 CONFIG_FILE = "mosaic.toml"
 SECRETS_VARIABLE = "MOSAIC_SECRETS"
@@ -38,10 +37,24 @@ ATTEMPT_VARIABLES = frozenset(
 """What `mosaic rollout` tells an agent and its scorer: no settings, and both may call `mosaic` themselves."""
 
 
+T = TypeVar("T", str, SecretStr)
+
+
+def _not_blank(value: T) -> T:
+    """Raises `ValueError`."""
+    if not (value.get_secret_value() if isinstance(value, SecretStr) else value).strip():
+        raise ValueError("it is empty; give a value, or leave the setting away")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_not_blank)]
+Secret = Annotated[SecretStr, AfterValidator(_not_blank)]
+
+
 class TrainConfig(BaseModel):
     """What a training job does with the trajectories that it finds."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: Path | None = Field(None, description="Checkpoint that the engine started with; needed until a job has run.")
     output: Path = Field(Path("var/checkpoints"), description="Folder that receives one checkpoint per policy version.")
@@ -105,7 +118,7 @@ class TrainConfig(BaseModel):
 class ScheduleConfig(BaseModel):
     """When training jobs start by themselves (`mosaic schedule`, and inside `mosaic serve`)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     cron: str | None = Field(None, description='Times of day, five fields of cron, local time: "0 3 * * *".')
     every_s: float | None = Field(None, gt=0, description="Seconds from the start of one job to that of the next.")
@@ -123,11 +136,11 @@ class ScheduleConfig(BaseModel):
 class ScoreConfig(BaseModel):
     """Who says how passively recorded trajectories went (`mosaic score`, and each job before it selects)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     function: str | None = Field(None, description="Python function, module:function: trajectory (a dict) -> reward.")
     command: str | None = Field(None, description="Shell command: trajectory as JSON on stdin, reward as last line.")
-    judge: str | None = Field(None, description="Base URL, up to /v1, of an OpenAI-compatible server that judges.")
+    judge: BaseUrl | None = Field(None, description="Base URL, up to /v1, of an OpenAI-compatible server that judges.")
     judge_model: str | None = Field(None, description="Model that judges there.")
     judge_key: SecretStr | None = Field(None, description="Key that it wants.")
     judge_tokens: int = Field(8000, ge=64, description="Tokens of a trajectory that the judge sees, as estimated.")
@@ -143,7 +156,7 @@ class ScoreConfig(BaseModel):
 class HeldOutConfig(BaseModel):
     """Tasks that are attempted before and after new weights go live; a version that does worse does not stay."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     tasks: Path | None = Field(
         None, description="File of tasks, as for `mosaic rollout`; unset: there is no such gate."
@@ -157,15 +170,15 @@ class HeldOutConfig(BaseModel):
     margin: float = Field(0.0, ge=0, description="How much lower the mean reward may be with the new version.")
     failed_reward: float = Field(0.0, description="What an attempt counts that failed or ran out of time.")
     folder: Path = Field(Path("var/rollouts"), description="Receives a folder for each run, and in it each attempt.")
-    proxy: str | None = Field(None, description="Address of `mosaic serve`; unset: that of `host` and `port`.")
+    proxy: BaseUrl | None = Field(None, description="Address of `mosaic serve`; unset: that of `host` and `port`.")
 
 
 class OtherModel(BaseModel):
     """An engine that does not serve the policy, for an agent's side calls."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    upstream: str = Field(description="Base URL, up to and with /v1.")
+    upstream: BaseUrl = Field(description="Base URL, up to and with /v1.")
     api_key: SecretStr | None = Field(None, description="Key that the engine wants.")
     model: str | None = Field(None, description="Name to ask it for; unset asks for what the client named.")
 
@@ -174,34 +187,34 @@ class Settings(BaseSettings):
     """Everything that can be set."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MOSAIC_", env_nested_delimiter="__", extra="forbid", toml_file=CONFIG_FILE
+        env_prefix="MOSAIC_", env_nested_delimiter="__", extra="forbid", allow_inf_nan=False, toml_file=CONFIG_FILE
     )
 
-    upstream: str = Field("http://localhost:8000/v1", description="Base URL of the vLLM that serves the policy.")
+    upstream: EngineUrl = Field("http://localhost:8000/v1", description="Base URL of the vLLM that serves the policy.")
     upstream_api_key: SecretStr | None = Field(None, description="Key that the engine wants; clients never see it.")
-    database: str = Field("sqlite:///var/mosaic.db", description="SQLAlchemy URL of the store.")
+    database: Text = Field("sqlite:///var/mosaic.db", description="SQLAlchemy URL of the store.")
     spool: Path = Field(Path("var/spool"), description="Folder of the journal: calls until the database has them.")
-    host: str = Field("127.0.0.1", description="Address to listen on; any but loopback needs api_keys.")
+    host: Text = Field("127.0.0.1", description="Address to listen on; any but loopback needs api_keys.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    api_keys: list[Annotated[SecretStr, Field(min_length=1)]] = Field(
+    api_keys: list[Annotated[Secret, Field(min_length=1)]] = Field(
         [], description="Keys that clients must send; empty leaves a loopback proxy open."
     )
-    agent_keys: list[Annotated[SecretStr, Field(min_length=1)]] = Field(
+    agent_keys: list[Annotated[Secret, Field(min_length=1)]] = Field(
         [], description="Keys that may make model calls, and nothing else."
     )
-    trajectory_secret: SecretStr | None = Field(
+    trajectory_secret: Secret | None = Field(
         None, min_length=16, description="Signs keys that name a trajectory (`mosaic key`); unset knows none."
     )
-    policy_model: str | None = Field(
+    policy_model: Text | None = Field(
         None, description="Name under which the engine serves the policy; a LoRA adapter's. Unset: the first it lists."
     )
-    webhook_secret: SecretStr | None = Field(
+    webhook_secret: Secret | None = Field(
         None,
         min_length=16,
         description="Signs webhooks: rewards without a key, and what webhook_url is told.",
     )
-    webhook_url: str | None = Field(None, description="Is told how jobs ended, by POST; unset: nobody is.")
-    replicas: list[str] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
+    webhook_url: WebUrl | None = Field(None, description="Is told how jobs ended, by POST; unset: nobody is.")
+    replicas: list[EngineUrl] = Field([], description="Base URLs of further vLLMs that serve the same policy.")
     models: dict[str, OtherModel] = Field(
         {}, description="Pattern of model names -> another engine, whose calls are never trained."
     )
@@ -252,14 +265,6 @@ class Settings(BaseSettings):
         description="Tasks at which new weights may not be worse.",
     )
     train: TrainConfig = Field(default_factory=lambda: TrainConfig.model_validate({}), description="Training jobs.")
-
-    @field_validator("upstream")
-    @classmethod
-    def _ends_in_v1(cls, url: str) -> str:
-        """Without /v1 every call would be a 404 of the engine's, which says nothing of the cause."""
-        if not url.rstrip("/").endswith("/v1"):
-            raise ValueError(f"it must end in /v1; did you mean {url.rstrip('/')}/v1?")
-        return url
 
     @classmethod
     def settings_customise_sources(
@@ -342,19 +347,18 @@ def _origins(model: BaseModel, file: Mapping[str, Any], prefix: str) -> list[tup
             continue
         variable = "MOSAIC_" + dotted.replace(".", "__").upper()
         origin = variable if variable in os.environ else CONFIG_FILE if name in file else "default"
-        found.append((dotted, (shown_url(value) if dotted == "database" else _shown(value), origin)))
+        found.append((dotted, (_shown(value), origin)))
     return found
 
 
-def shown_url(url: str) -> str:
-    """A database URL without its password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
-
-
 def _shown(value: object) -> object:
+    """A value as anybody may see it, at any depth."""
+    if isinstance(value, BaseModel):
+        return {name: _shown(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        return {name: _shown(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_shown(v) for v in value]
+        return [_shown(inner) for inner in value]
+    if isinstance(value, str) and "://" in value:
+        return shown_url(value)
     return str(value) if isinstance(value, SecretStr | Path) else value

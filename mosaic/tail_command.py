@@ -5,8 +5,10 @@ meanwhile follow.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -15,9 +17,11 @@ from sqlalchemy import Connection
 
 from mosaic.client import Client
 from mosaic.errors import MosaicError, RequestError, StoreError
-from mosaic.settings import Settings, load, shown_url
+from mosaic.settings import Settings, load
 from mosaic.store import Store, call_browsing, feed
-from mosaic.terminal import DATABASE
+from mosaic.store.database import Database
+from mosaic.store.feed import Mark
+from mosaic.terminal import DATABASE, printable
 
 EVERY_S = 0.5
 """Seconds between two looks at the database."""
@@ -68,31 +72,63 @@ def tail(
     followed = _of_proxy(settings, proxy, trajectory) if proxy else _of_store(settings, trajectory)
     with contextlib.suppress(KeyboardInterrupt):
         for call in followed:
-            typer.echo(orjson.dumps(call) if as_json else _line(call))
+            typer.echo(_json(call) if as_json else _line(call))
 
 
 def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
-    store = Store(settings.database)
-    with store.database.reading() as connection:
-        mark = feed.newest(connection)
-    _say(f"following calls in {shown_url(settings.database)}; Ctrl-C ends")
+    followed = _Followed(Store(settings.database).database, trajectory_id)
     refused = False
     while True:
         try:
-            with store.database.reading() as connection:
-                events = feed.since(connection, mark, trajectory_id)
-                calls = [call for event in events if event.call_id for call in _stored(connection, event.call_id)]
+            calls = followed.read()
             refused = False
         except StoreError as error:
-            events, calls = [], []
+            calls = []
             if not refused:
                 _say(f"{error.message} It is asked again.")
             refused = True
         yield from calls
-        if events:
-            mark = events[-1].mark
-        else:
+        if not calls:
             time.sleep(EVERY_S)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A database, and how far it has been read."""
+
+    database: Database
+    trajectory_id: str | None
+    mark: Mark | None = None
+    looked_at: float = field(default_factory=time.time)
+    """Of the last look that was answered."""
+    other: bool = False
+    """Whether it is not the one that the mark was of."""
+
+    def read(self) -> list[Call]:
+        """What has ended since the last time. Raises `StoreError`."""
+        now = time.time()
+        self.other = self.database.renewed() or self.other
+        with self.database.reading() as connection:
+            mark = self.mark = self._from(connection)
+            self.other = False
+            events = feed.since(connection, mark, self.trajectory_id)
+            calls = [call for event in events if event.call_id for call in _stored(connection, event.call_id)]
+        self.mark, self.looked_at = events[-1].mark if events else mark, now
+        return calls
+
+    def _from(self, connection: Connection) -> Mark:
+        """Where to read on."""
+        if self.mark is None:
+            mark = feed.newest(connection)
+            known = self.trajectory_id is None or feed.is_known(connection, self.trajectory_id)
+            _begin(f"in {self.database.shown_url}", self.trajectory_id, known=known)
+            return mark
+        if not self.other and not feed.lost(connection, self.mark):
+            return self.mark
+        what = "no longer holds what was followed (replaced, restored or pruned); what ends from now on follows"
+        mark = feed.newest(connection, until=self.looked_at)
+        _say(f"{self.database.shown_url} {what}")
+        return mark
 
 
 def _stored(connection: Connection, call_id: str) -> Iterator[Call]:
@@ -104,7 +140,7 @@ def _stored(connection: Connection, call_id: str) -> Iterator[Call]:
 
 def _of_proxy(settings: Settings, address: str, trajectory_id: str | None) -> Iterator[Call]:
     client = Client(address, settings.api_keys[0].get_secret_value() if settings.api_keys else None)
-    _say(f"following calls of {address}; Ctrl-C ends")
+    _begin(f"of {address}", trajectory_id, known=trajectory_id is None or _is_known(client, trajectory_id))
     for event in client.events(trajectory_id):
         if event.kind != "call":
             continue
@@ -114,6 +150,22 @@ def _of_proxy(settings: Settings, address: str, trajectory_id: str | None) -> It
             _say(f"call {event.data['call_id']} cannot be shown: {error.message}")
             continue
         yield _call(row, row["choices"])
+
+
+def _is_known(client: Client, trajectory_id: str) -> bool:
+    try:
+        client.trajectory(trajectory_id)
+    except RequestError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+def _begin(where: str, trajectory_id: str | None, *, known: bool) -> None:
+    """Say what is followed, and whether that is there yet: a name may be mistyped, or its first call still to come."""
+    hint = "" if known else f"; there is no trajectory {trajectory_id!r} yet (`mosaic trajectories` lists them)"
+    _say(f"following calls {where}; Ctrl-C ends{hint}")
 
 
 def _call(row: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> Call:
@@ -127,6 +179,13 @@ def _says(message: Mapping[str, Any]) -> str:
     return " ".join([*str(content or "").split(), *(f"[{name}]" for name in named)])
 
 
+def _json(call: Call) -> str:
+    try:
+        return orjson.dumps(call).decode()
+    except orjson.JSONEncodeError:  # half of a surrogate pair, which a model may say and UTF-8 cannot
+        return json.dumps(call)
+
+
 def _line(call: Call) -> str:
     """The call as a person reads it; what a client or a model said cannot steer the terminal."""
     ended = time.strftime("%H:%M:%S", time.localtime(call["ended_at"]))
@@ -138,7 +197,7 @@ def _line(call: Call) -> str:
         f"{ended} {call['trajectory_id']}{kind}{failed}  {tokens} tokens  {call['ended_at'] - call['started_at']:.2f} s"
         f"  v{call['policy_version']}  {worth}  {call['says'][:SAID]}"
     )
-    return "".join(character if character.isprintable() else "?" for character in text).rstrip()
+    return printable(text).rstrip()
 
 
 def _say(what: str) -> None:

@@ -1,18 +1,26 @@
 """What all commands share at the terminal: their options, tables, JSON and progress."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import orjson
 import typer
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 DATABASE = typer.Option(None, help="SQLAlchemy URL of the store.")
 TRAJECTORY = typer.Argument(help="Id of the trajectory, as `mosaic trajectories` lists it.")
+GAP = 2
+"""Spaces between the columns of a table."""
+LONG = 24
+"""Characters up to which a cell always stays whole: numbers, states, reasons."""
+SHORTENED = 10
+"""Fewest characters that are left of an id."""
 
 
 def print_json(value: object) -> None:
@@ -20,13 +28,63 @@ def print_json(value: object) -> None:
     typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode())
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things in words: 1 call, 2 calls, 2 trajectories."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
-    """Print rows under `columns`, which are parted by spaces; None is printed as nothing."""
-    table = Table(*columns.split(), box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    Console().print(table)
+    """Print rows under `columns`, which are parted by spaces; None is printed as nothing.
+
+    Nothing is cut where no terminal reads it. On a narrow terminal long texts are folded and long ids lose their
+    middle; numbers, states and reasons stay whole, and the terminal wraps what is still too wide.
+    """
+    names = columns.split()
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    console = Console()
+    taken = [_width(column) for column in zip(names, *cells, strict=True)]
+    wide = sum(taken) + GAP * (len(names) - 1)
+    if console.is_terminal:
+        _narrow(taken, cells, wide - console.width)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for name, width in zip(names, taken, strict=True):
+        table.add_column(name, width=width, overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    console.size = ConsoleDimensions(max(console.width, wide), console.height)
+    console.print(table)
+
+
+def _narrow(taken: list[int], cells: list[list[str]], too_wide: int) -> None:
+    """Take what is too wide from the columns: from texts and paths first, which are folded, then from ids."""
+    long = [n for n, width in enumerate(taken) if width > LONG]
+    texts = [n for n in long if any(" " in row[n] or "/" in row[n] for row in cells)]
+    ids = [n for n in long if n not in texts]
+    for column, least in [*((n, LONG) for n in texts[::-1]), *((n, SHORTENED) for n in ids)]:
+        less = max(0, min(too_wide, taken[column] - least))
+        taken[column] -= less
+        too_wide -= less
+        if column in ids:
+            for row in cells:
+                row[column] = _shortened(row[column], taken[column])
+
+
+def _shortened(text: str, width: int) -> str:
+    """An id without its middle, where it is wider than that."""
+    if _width((text,)) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+
+
+def _width(texts: Iterable[str]) -> int:
+    """Columns of a terminal that the widest takes."""
+    return max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+
+
+def printable(text: str) -> str:
+    """The text on one line, with a question mark for each character that could steer the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 @contextmanager

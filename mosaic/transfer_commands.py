@@ -21,7 +21,7 @@ from mosaic.store.database import Database
 from mosaic.store.portable import Record
 from mosaic.store.portable_files import FileFormat
 from mosaic.store.writing import add_counts
-from mosaic.terminal import DATABASE, JSON, print_json
+from mosaic.terminal import DATABASE, JSON, counted, print_json
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def export_(
     if as_json:
         print_json({"out": str(out), "format": form.value, "trajectories": written})
     else:
-        typer.echo(f"{out}: {written} trajectories")
+        typer.echo(f"{out}: {counted(written, 'trajectory')}")
 
 
 def import_(
@@ -85,7 +85,9 @@ def import_(
     if as_json:
         print_json(done)
     else:
-        typer.echo(f"{source}: {done['imported']} trajectories imported, {done['skipped']} were there already")
+        typer.echo(
+            f"{source}: {counted(done['imported'], 'trajectory')} imported, {done['skipped']} were there already"
+        )
 
 
 def _insert(database: Database, place: str, record: Record) -> bool:

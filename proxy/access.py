@@ -34,6 +34,21 @@ def check_host(settings: Settings, headers: Mapping[str, str]) -> None:
         )
 
 
+def check_site(settings: Settings, method: str, headers: Mapping[str, str]) -> None:
+    """Raises `RequestError` (403) where no key is set and a page of another site makes a browser write: it cannot read
+    the answer, but a job would run, and calls be made, all the same."""
+    if has_keys(settings) or method in ("GET", "HEAD"):
+        return
+    if headers.get("sec-fetch-site") == "cross-site" and not _of_an_app(headers.get("origin", "")):
+        raise RequestError("a page of another site sent this.", "Set api_keys to allow it.", status=403)
+
+
+def _of_an_app(origin: str) -> bool:
+    """Whether an origin is that of a program with a browser inside, such as an editor's."""
+    scheme = origin.partition("://")[0]
+    return scheme not in ("http", "https", "null", "")
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -57,19 +72,35 @@ def has_keys(settings: Settings) -> bool:
 def agent_of(settings: Settings, headers: Mapping[str, str]) -> str | None:
     """The trajectory that a request's key names, or None for a key (or none, where none is needed) of any agent.
 
-    Raises `RequestError` (401).
+    Raises `RequestError` (401), also for a key that names a trajectory and cannot be checked: its calls would be mixed
+    with those of others.
     """
     key = key_of(headers)
-    if key.startswith(TRAJECTORY_KEY) and settings.trajectory_secret is not None:
-        trajectory_id, _, mark = key.removeprefix(TRAJECTORY_KEY).rpartition(".")
-        good = mark_of(settings.trajectory_secret, trajectory_id)
-        if trajectory_id and hmac.compare_digest(mark.encode(), good.encode()):
-            return trajectory_id
-        raise _refused()
-    keys = [*settings.api_keys, *settings.agent_keys]
-    if has_keys(settings) and not _among(key, keys):
+    if _among(key, [*settings.api_keys, *settings.agent_keys]):
+        return None
+    if key.startswith(TRAJECTORY_KEY):
+        return _named(key, settings.trajectory_secret)
+    if has_keys(settings):
         raise _refused()
     return None
+
+
+def _named(key: str, secret: SecretStr | None) -> str:
+    """The trajectory that a key names. Raises `RequestError` (401)."""
+    if secret is None:
+        raise RequestError(
+            "the key names a trajectory, and this proxy has no trajectory_secret to check it.",
+            "Start `mosaic serve` with the secret that `mosaic key` had.",
+            status=401,
+        )
+    trajectory_id, _, mark = key.removeprefix(TRAJECTORY_KEY).rpartition(".")
+    if trajectory_id and hmac.compare_digest(mark.encode(), mark_of(secret, trajectory_id).encode()):
+        return trajectory_id
+    raise RequestError(
+        "the key names a trajectory, and was not signed with this proxy's trajectory_secret.",
+        "Make it with `mosaic key` and the same secret.",
+        status=401,
+    )
 
 
 def _among(key: str, keys: Sequence[SecretStr]) -> bool:

@@ -21,6 +21,7 @@ from mosaic.settings import Settings
 from mosaic.store import Store, jobs
 from mosaic.store.jobs import Job
 from mosaic.store.writing import count
+from mosaic.urls import shown_url
 from proxy.webhooks import signature
 
 LOOK_S = 5.0
@@ -125,7 +126,9 @@ class Announcements:
             async with self._client.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
                 reason = f"status {answer.status}"
                 taken = 200 <= answer.status < 300
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an address that is none
+        except ValueError as error:  # an address that is none; what is said of it would show it whole
+            reason, taken = f"{type(error).__name__}: {shown_url(self._url)}", False
+        except (aiohttp.ClientError, TimeoutError) as error:
             reason, taken = f"{type(error).__name__}: {error}", False
         if not taken:
             log.warning("webhook not taken", what=event, job=job.job_id, reason=reason)

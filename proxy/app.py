@@ -21,7 +21,8 @@ from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
 from proxy import announcements, api, browse_api, maintenance, metrics, webhooks
-from proxy.access import check_bind, check_host, check_key
+from proxy.access import check_bind, check_host, check_key, check_site
+from proxy.doctor import Latest
 from proxy.events import Events
 from proxy.exchange import headers_of
 from proxy.recorder import Recorder
@@ -72,6 +73,7 @@ class Application:
             if entry.is_ui(path):
                 entry.check(self._settings, scope["method"], path, headers)
             elif not path.startswith(webhooks.PREFIX):
+                check_site(self._settings, scope["method"], headers)
                 check_key(self._settings, headers)
             body = await read_all(receive, min(MAX_CONTROL_BYTES, self._settings.max_body_bytes))
             if path.startswith(webhooks.PREFIX):
@@ -120,9 +122,10 @@ class Application:
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)
         app.include_router(api.router(self._settings, self._store, self._recorder))
-        app.include_router(browse_api.router(self._settings, self._store, self._events))
+        found = Latest(self._settings)
+        app.include_router(browse_api.router(self._store, self._events, found))
         app.include_router(webhooks.router(self._store))
-        app.include_router(pages.router(self._settings, self._store, self._events, self._texts))
+        app.include_router(pages.router(self._settings, self._store, self._events, self._texts, found))
         app.include_router(metrics.router(self._settings, self._store, self._recorder))
         app.add_exception_handler(MosaicError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_http)

@@ -9,13 +9,12 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.errors import RequestError
-from mosaic.settings import Settings
 from mosaic.store import Store, browsing, call_browsing, progress, schedules
 from mosaic.store.browsing import Filter, Page
 from mosaic.store.reading import load, read_trajectories
 from mosaic.store.stats import stats
 from proxy.api import REFUSALS
-from proxy.doctor import findings
+from proxy.doctor import Latest
 from proxy.events import Events
 from proxy.ui.call_view import finite
 from proxy.ui.group_view import GroupView, Task, group_view
@@ -50,7 +49,7 @@ class Asked(BaseModel):
     scored: bool | None = Field(None, description="Only those with (or without) a reward.")
 
 
-def router(settings: Settings, store: Store, events: Events) -> APIRouter:
+def router(store: Store, events: Events, found: Latest) -> APIRouter:
     """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
     api = APIRouter(prefix="/api", responses=REFUSALS)
 
@@ -146,9 +145,9 @@ def router(settings: Settings, store: Store, events: Events) -> APIRouter:
         return {"asked_at": ask_for_run(store)}
 
     @api.get("/findings", response_model=Some)
-    def show_findings() -> dict[str, Any]:
-        """What `mosaic doctor` finds from here; asks the engine, and waits for it for some seconds at most."""
-        return {"items": [asdict(one) for one in findings(settings)], "next": None}
+    async def show_findings() -> dict[str, Any]:
+        """What `mosaic doctor` finds from here, or found some seconds ago; asks the engine, for 30 s at most."""
+        return {"items": [asdict(one) for one in await found.findings()], "next": None}
 
     @api.get("/certificate")
     def show_certificate() -> dict[str, Any]:

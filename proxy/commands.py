@@ -18,9 +18,10 @@ from uvicorn.supervisors import Multiprocess
 from adapters.harnesses import HARNESSES
 from mosaic.errors import MosaicError, SettingsError
 from mosaic.keys import trajectory_key
-from mosaic.settings import Settings, load, shown_url
+from mosaic.settings import Settings, load
 from mosaic.store import Store, relinking
 from mosaic.terminal import DATABASE, JSON, print_json, progress
+from mosaic.urls import shown_url
 from proxy import spans
 from proxy.access import check_bind
 from proxy.app import Application, create_app
@@ -65,7 +66,8 @@ def serve(
     # Also brings the database into being, before several workers would.
     Store(settings.database).close()
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
-    said = f"mosaic serves {where}/v1 in front of {settings.upstream}; recording to {shown_url(settings.database)}"
+    engine = shown_url(settings.upstream)
+    said = f"mosaic serves {where}/v1 in front of {engine}; recording to {shown_url(settings.database)}"
     # Until uvicorn listens to signals, being asked to end must still end the schedule too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with _schedule(settings):
@@ -139,8 +141,8 @@ def _schedule(settings: Settings) -> Iterator[None]:
 def key(trajectory: str = typer.Argument(help="Name of the attempt, new or not.")) -> None:
     """Print a key with which an agent can make calls, and only of this trajectory.
 
-    It is signed with `trajectory_secret`, kept nowhere, and opens nothing else: an agent that can only be given a key
-    so names its attempt.
+    It is signed with `trajectory_secret`, which `mosaic serve` needs too, kept nowhere, and opens nothing else: an
+    agent that can only be given a key so names its attempt.
 
         mosaic key run-17
     """

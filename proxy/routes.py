@@ -19,7 +19,7 @@ from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire, named_body
 from mosaic.errors import RequestError, StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
-from proxy.access import agent_of
+from proxy.access import agent_of, check_site
 from proxy.exchange import Arrived, Exchange, affinity_of, headers_of, open_request, origin_of, query_of, read_body
 from proxy.lookups import Lookups
 from proxy.recorder import Recorder
@@ -66,6 +66,7 @@ class ModelPath:
                 raise RequestError(
                     f"{scope['path']} is not served.", "Use /v1/... or /t/<trajectory>/v1/...", status=404
                 )
+            check_site(self._settings, scope["method"], headers)
             by_key = agent_of(self._settings, headers)
             query = query_of(scope["query_string"], wire)
             arrived = Arrived(headers, query, *_attribution(match["trajectory"], headers, by_key))

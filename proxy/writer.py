@@ -183,7 +183,8 @@ class Writer:
             if len(traces) == 1:
                 return self._reject(traces[0], str(error))
             # One call that cannot be written must not take the others with it.
-            return all(self._write([trace]) for trace in traces)
+            half = len(traces) // 2
+            return self._write(traces[:half]) and self._write(traces[half:])
         self._tell(calls, placements)
         return True
 

@@ -138,6 +138,24 @@ def test_a_database_password_is_shown_nowhere(tmp_path: Path) -> None:
     assert "s3cret" not in shown
 
 
+def test_no_url_in_the_settings_shows_its_password(tmp_path: Path) -> None:
+    given = {
+        "MOSAIC_UPSTREAM": "http://u:s3cret@a/v1",
+        "MOSAIC_REPLICAS": '["http://u:s3cret@b/v1"]',
+        "MOSAIC_MODELS": '{"small-*": {"upstream": "http://u:s3cret@c/v1", "api_key": "s3cret"}}',
+        "MOSAIC_SCORE__JUDGE": "http://u:s3cret@d/v1",
+        "MOSAIC_WEBHOOK_URL": "http://e/hook?token=s3cret",
+        "MOSAIC_DATABASE": "postgresql://me@nowhere/x?password=s3cret",
+    }
+    done = mosaic(tmp_path, "config", "--json", **given)
+    shown = json.loads(done.stdout)
+    assert "s3cret" not in done.stdout
+    assert [shown[name]["value"] for name in ("upstream", "replicas")] == ["http://***@a/v1", ["http://***@b/v1"]]
+    assert shown["models"]["value"]["small-*"]["upstream"] == "http://***@c/v1"
+    refused = mosaic(tmp_path, "config", MOSAIC_UPSTREAM="http://u:s3cret@a")
+    assert (refused.returncode, "http://***@a/v1" in refused.stderr, "s3cret" in refused.stderr) == (2, True, False)
+
+
 def test_a_variable_that_names_no_setting_is_refused(tmp_path: Path) -> None:
     done = mosaic(tmp_path, "config", MOSAIC_PROT="1")
     assert (done.returncode, "MOSAIC_PROT" in done.stderr) == (2, True)
@@ -172,6 +190,12 @@ def test_config_says_where_each_value_came_from(tmp_path: Path) -> None:
     assert "very-secret" not in done.stdout
 
 
+def test_what_stands_in_a_table_is_plain_text(tmp_path: Path) -> None:
+    gate = 'grep -c "[/a-z]" [bold]x'
+    done = mosaic(tmp_path, "config", MOSAIC_TRAIN__GATE=gate, COLUMNS="200")
+    assert (done.returncode, gate in done.stdout) == (0, True)
+
+
 def test_secrets_may_be_files_and_variables_go_before_them(tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "mosaic_api_keys").write_text('["very-secret"]\n')
@@ -188,11 +212,32 @@ CHECKPOINT = str(Path(__file__).parents[1] / "examples" / "demo" / "checkpoint")
 BAD = {
     "an unknown setting": (["config"], "prot = 1\n", 2, "prot"),
     "a setting of the wrong type": (["config"], 'port = "many"\n', 2, "port"),
+    "a number that is none": (["config"], "engine_wait_s = inf\n", 2, "engine_wait_s"),
+    "a number of a section that is none": (["config"], "[train]\nkl = nan\n", 2, "train.kl"),
+    "an upstream that is a path": (["config"], 'upstream = "/v1"\n', 2, "http://host:port/path"),
+    "an upstream of another protocol": (["config"], 'upstream = "ftp://x/v1"\n', 2, "http://host:port/path"),
+    "an upstream with a query": (["config"], 'upstream = "http://h/v1?x=/v1"\n', 2, "leave away the ?"),
+    "an upstream with a space": (["config"], 'upstream = "http://h/a b/v1"\n', 2, "without spaces"),
+    "an upstream on a port that is none": (["config"], 'upstream = "http://h:x/v1"\n', 2, "http://host:port/path"),
+    "a replica that is a path": (["config"], 'replicas = ["/v1"]\n', 2, "http://host:port/path"),
+    "a webhook into a file": (["config"], 'webhook_url = "file:///x"\n', 2, "http://host:port/path"),
+    "an empty webhook": (["config"], 'webhook_url = ""\n', 2, "http://host:port/path"),
+    "an empty database": (["config"], 'database = ""\n', 2, "leave the setting away"),
+    "an empty host": (["config"], 'host = ""\n', 2, "leave the setting away"),
+    "an empty model": (["config"], 'policy_model = " "\n', 2, "leave the setting away"),
+    "a secret of spaces": (["config"], f'trajectory_secret = "{" " * 20}"\n', 2, "leave the setting away"),
     "an unreadable file": (["config"], "port = \n", 2, "mosaic.toml"),
     "an unknown trajectory": (["reward", "nowhere", "1"], "", 1, "mosaic trajectories"),
     "an open bind without keys": (["serve", "--host", "0.0.0.0"], "", 2, "MOSAIC_API_KEYS"),
     "an empty key": (["serve"], 'api_keys = [""]\n', 2, "api_keys"),
     "a database without a driver": (["trajectories", "--database", "foo://x"], "", 3, "sqlite:///"),
+    "a database on a port that is none": (
+        ["trajectories", "--database", "postgresql://h:port/x"],
+        "",
+        3,
+        "postgresql://user:password@host:5432/name",
+    ),
+    "a followed database on a port that is none": (["tail", "--database", "postgresql://h:port/x"], "", 3, "h:port"),
     "a database that cannot be opened": (
         ["trajectories", "--database", "sqlite:////proc/no/mosaic.db"],
         "",
@@ -205,6 +250,7 @@ BAD = {
     "a prune with an odd age": (["db", "prune", "--older-than", "soon"], "", 2, "30d"),
     "an upstream without /v1": (["serve", "--upstream", "http://localhost:8000"], "", 2, "localhost:8000/v1"),
     "no checkpoint to start from": (["train"], "", 2, "--model"),
+    "a key without a secret": (["key", "run-17"], "", 2, "`mosaic serve` needs the same"),
     "an unknown credit rule": (["train", "--model", "/nowhere", "--credit", "luck"], "", 2, "broadcast"),
 }
 
@@ -251,9 +297,27 @@ def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str
     assert "compaction" in mosaic(tmp_path, "explain", opening, *where).stdout
     following = json.loads(mosaic(tmp_path, "explain", shown["sessions"][0]["calls"][1], "--json", *where).stdout)
     assert following["extends"]["call"] == shown["sessions"][0]["calls"][0]
-    missing = mosaic(tmp_path, "explain", "call-x", *where)
+    missing = mosaic(tmp_path, "explain", "run-17", *where)
     assert missing.returncode != 0
-    assert "mosaic show" in missing.stderr
+    assert "mosaic show TRAJECTORY --calls" in missing.stderr
+    listed = mosaic(tmp_path, "show", "run-17", "--calls", *where).stdout
+    assert all(call in listed for session in shown["sessions"] for call in session["calls"])
+    assert opening not in mosaic(tmp_path, "show", "run-17", *where).stdout
+
+
+def test_the_first_call_of_a_trajectory_and_one_that_nothing_links_are_explained_in_words(
+    tmp_path: Path, database: str
+) -> None:
+    where = ("--database", database)
+    store = Store(database)
+    (alone,) = [replace(c, call_id=f"again-{c.call_id}") for c in linear(Recording("run-17"), 1, "again")]
+    store.record([alone])
+    first = store.trajectory("run-17").sessions[0].calls[0].call_id
+    store.close()
+    told = mosaic(tmp_path, "explain", first, *where).stdout
+    assert told.count("first call of its trajectory") == 2  # the call and its session
+    told = mosaic(tmp_path, "explain", alone.call_id, *where).stdout
+    assert told.count("nothing links it to an earlier call") == 2
 
 
 def test_every_call_is_counted_once_in_the_certificate(tmp_path: Path, database: str) -> None:
@@ -270,6 +334,7 @@ def test_every_call_is_counted_once_in_the_certificate(tmp_path: Path, database:
 def test_sessions_without_a_link_are_listed_for_review(tmp_path: Path, database: str) -> None:
     where = ("--database", database)
     assert json.loads(mosaic(tmp_path, "unlinked", "--json", *where).stdout) == []
+    assert mosaic(tmp_path, "unlinked", *where).stdout.startswith("none: ")
     store = Store(database)
     again = [replace(c, call_id=f"again-{c.call_id}") for c in linear(Recording("run-17"), 1, "again")]
     store.record(again)

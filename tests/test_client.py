@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from proxy.trace import captured
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
 from tests.proxy.traces import conversation
+from tests.sending import answer, sending
 
 Use = Callable[..., Any]
 
@@ -25,11 +27,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "AGAIN_S", 0.05)
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An address at which there is no proxy."""
+
+    url: str
+
+
 @pytest.fixture(params=["threads", "asyncio"])
 def use(request: pytest.FixtureRequest) -> Use:
     """Call a method of either client and get its answer; an iterator comes as a list, of `most` items at most."""
 
-    async def called(proxy: Proxy, name: str, *args: Any, most: int | None = None, **given: Any) -> Any:
+    async def called(proxy: Proxy | Elsewhere, name: str, *args: Any, most: int | None = None, **given: Any) -> Any:
         keys = {"key": given.pop("key", None)}
         if request.param == "asyncio":
             async with AsyncClient(proxy.url, **keys) as one:
@@ -190,6 +199,18 @@ async def test_refusals_are_told_in_the_apis_own_words(start_proxy: ProxyFactory
         with pytest.raises(RequestError, match="there is no trajectory") as missing:
             await use(proxy, "trajectory", "b?c#d e", key="good")
         assert missing.value.status == 404
+
+
+@pytest.mark.parametrize("name", ["trajectory", "reward", "trajectories", "events"])
+async def test_a_redirect_takes_the_key_nowhere(use: Use, name: str) -> None:
+    given = {"trajectory": ("run-1",), "reward": ("run-1", 1.0)}.get(name, ())
+    async with sending(answer(b"{}")) as (other, taken):
+        there = b"location: %b/api/events\r\n" % other.encode()
+        async with sending(answer(b"", "302 Found", there)) as (url, asked):
+            with pytest.raises(RequestError, match="redirects") as refused:
+                await use(Elsewhere(url), name, *given, key="the key")
+    assert (refused.value.status, taken) == (302, [])
+    assert all(b"the key" in one for one in asked)
 
 
 async def test_where_nobody_answers_the_error_says_so(start_proxy: ProxyFactory, use: Use) -> None:

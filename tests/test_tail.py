@@ -11,9 +11,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from mosaic.settings import Settings
 from mosaic.store import Store
+from mosaic.store.models import CallRow
+from mosaic.tail_command import _json
 from proxy import events
 from proxy.trace import captured
 from tests.conftest import serving
@@ -26,6 +29,8 @@ class Tail:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
+        self.began = ""
+        """What it said when it began."""
 
     async def line(self) -> str:
         """The next line that it prints."""
@@ -57,7 +62,8 @@ async def tailing(folder: Path, *arguments: str) -> AsyncIterator[Tail]:
     )
     tail = Tail(process)
     try:
-        assert "following calls" in await tail.said()
+        tail.began = await tail.said()
+        assert "following calls" in tail.began
         yield tail
     finally:
         if process.returncode is None:
@@ -74,6 +80,7 @@ async def test_calls_of_one_trajectory_follow_as_they_end_and_ctrl_c_is_no_failu
     store = Store(url)
     record(store, "before")
     async with tailing(tmp_path, "--database", url, "--trajectory", "run-1", "--json") as tail:
+        assert "there is no trajectory 'run-1' yet" in tail.began
         record(store, "run-2")
         record(store, "run-1")
         found = [json.loads(await tail.line()) for _ in range(2)]
@@ -96,6 +103,41 @@ async def test_a_line_says_what_a_call_is_worth_and_how_its_reply_begins(tmp_pat
     store.close()
 
 
+async def test_a_file_that_takes_the_place_of_the_one_followed_is_followed_on(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    record(store, "before")
+    async with tailing(tmp_path, "--database", url, "--json") as tail:
+        store.close()
+        for end in ("", "-wal", "-shm"):
+            (tmp_path / f"mosaic.db{end}").unlink(missing_ok=True)
+        store = Store(url)
+        assert "no longer holds what was followed" in await tail.said()
+        record(store, "anew")
+        assert json.loads(await tail.line())["trajectory_id"] == "anew"
+        assert await tail.interrupted() == (0, "")
+    store.close()
+
+
+async def test_numbers_that_are_given_again_are_followed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    store = Store(url)
+    record(store, "before")
+    async with tailing(tmp_path, "--database", url, "--json") as tail:
+        with store.database.writing() as connection:
+            connection.execute(delete(CallRow))
+        assert "no longer holds what was followed" in await tail.said()
+        record(store, "again")
+        assert json.loads(await tail.line())["trajectory_id"] == "again"
+        assert await tail.interrupted() == (0, "")
+    store.close()
+
+
+def test_half_of_a_surrogate_pair_is_json_too() -> None:
+    assert json.loads(_json({"says": "x\ud800"})) == {"says": "x\ud800"}
+    assert _json({"says": "\xe9"}) == '{"says":"\xe9"}'
+
+
 async def test_a_database_that_is_away_for_a_while_is_asked_again(tmp_path: Path, postgres_server: Server) -> None:
     url = postgres_server.create("test_tail")
     store = Store(url)
@@ -110,6 +152,18 @@ async def test_a_database_that_is_away_for_a_while_is_asked_again(tmp_path: Path
         assert await tail.interrupted() == (0, "")
     store.close()
     postgres_server.drop("test_tail")
+
+
+async def test_a_trajectory_that_is_not_there_is_said_also_by_a_proxy(tmp_path: Path) -> None:
+    settings = Settings(database=f"sqlite:///{tmp_path}/mosaic.db", spool=tmp_path / "spool", writer_process=False)
+    store = Store(settings.database)
+    record(store, "run-1")
+    store.close()
+    async with serving(settings) as url:
+        for name, said in {"nosuch": True, "run-1": False}.items():
+            async with tailing(tmp_path, "--proxy", url, "--trajectory", name) as tail:
+                assert (f"no trajectory {name!r} yet" in tail.began) is said
+                assert await tail.interrupted() == (0, "")
 
 
 async def test_a_proxy_that_is_started_anew_is_followed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

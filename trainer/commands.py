@@ -13,7 +13,7 @@ from mosaic.db_commands import seconds
 from mosaic.errors import NothingToTrain
 from mosaic.settings import Settings, TrainConfig, load
 from mosaic.store import Store
-from mosaic.terminal import JSON, print_json, print_table
+from mosaic.terminal import JSON, counted, print_json, print_table
 from trainer.job import JobReport, run_job
 from trainer.preview import Preview, preview
 from trainer.round import StepReport
@@ -122,8 +122,9 @@ def _show(report: JobReport) -> None:
     paused = report.published.pause_seconds
     swap = "swap" if paused is None else f"swap {paused:.2f} s"
     typer.echo(
-        f"version {report.version} is live: {report.trajectories} trajectories of {report.groups} groups, "
-        f"{report.train.tokens} tokens, {report.train.steps} steps in {report.train.seconds:.1f} s; "
+        f"version {report.version} is live: {counted(report.trajectories, 'trajectory')} of "
+        f"{counted(report.groups, 'group')}, {counted(report.train.tokens, 'token')}, "
+        f"{counted(report.train.steps, 'step')} in {report.train.seconds:.1f} s; "
         f"{swap}; engine and trainer {report.published.gap_mean:.2g} nats apart"
     )
     typer.echo(f"checkpoint: {report.train.checkpoint} (to restart vLLM on it: --model {report.train.checkpoint})")
@@ -155,8 +156,8 @@ def _print_preview(found: Preview) -> None:
     if found.to_score:
         typer.echo(f"first, the scorer of [score] would be asked about {found.to_score} closed trajectories")
     typer.echo(
-        f"from version {found.version}: {found.trajectories} trajectories of {found.groups} groups, "
-        f"{found.sequences} sequences, {found.tokens} tokens"
+        f"from version {found.version}: {counted(found.trajectories, 'trajectory')} of "
+        f"{counted(found.groups, 'group')}, {counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
     )
     _say_left_out(found.left_out)
     if found.not_scored:

@@ -7,9 +7,7 @@ their trajectories are recorded like all others, under ids that no job trains.
 """
 
 import math
-import os
 import shutil
-import subprocess
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,7 @@ from mosaic.rollout.local import Processes
 from mosaic.rollout.rollout import first_failure
 from mosaic.rollout.scoring import Scoring
 from mosaic.rollout.told import Told
-from mosaic.scoring.commands import Command
+from mosaic.scoring.commands import Command, run
 from mosaic.settings import Settings
 from mosaic.store.listing import HELD_OUT
 
@@ -75,23 +73,15 @@ class CommandJudge:
 
     def score(self, when: str, version: int, job_id: str) -> float:  # noqa: ARG002 - the command knows no jobs
         """Run the command. Raises `GateError` when it fails or prints no number."""
-        environment = {**os.environ, "GATE_PHASE": when, "GATE_VERSION": str(version)}
         try:
-            done = subprocess.run(
-                ["/bin/sh", "-c", self.command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise self._error(f"took longer than {self.timeout_s:.0f} s", when) from None
-        if done.returncode:
-            raise self._error(f"ended with status {done.returncode}: {done.stderr.strip()[-300:]}", when)
-        last = (done.stdout.strip().splitlines() or [""])[-1]
+            ran = run(self.command, self.timeout_s, {"GATE_PHASE": when, "GATE_VERSION": str(version)})
+        except TimeoutError as error:
+            raise self._error(str(error), when) from None
+        except OSError as error:
+            raise self._error(f"cannot be run: {error}", when) from error
+        if ran.status:
+            raise self._error(f"ended with status {ran.status}: {ran.err.strip()[-300:]}", when)
+        last = (ran.out.strip().splitlines() or [""])[-1]
         try:
             score = float(last)
         except ValueError:

@@ -8,10 +8,11 @@ the billing line of Claude Code). Kept: who said it, its text, its calls and its
 Hashes are Python's own, seeded by each process: they live in memory only and are never stored.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import orjson
@@ -22,7 +23,7 @@ _REMINDER = re.compile(r"<system-reminder>(.*?)(?:</system-reminder>|$)", re.DOT
 _THOUGHT = re.compile(r"^\s*(?:<think(?:ing)?>)?.*?</think(?:ing)?>", re.DOTALL)
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*")
 _WORD = re.compile(r"\w+")
-_ESCAPE = re.compile(r"\\+[nrt]")
+_ESCAPE = re.compile(r"(?<!\\)\\+[nrt]")  # a run of backslashes is tried from its begin alone
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _RESULT_ROLES = frozenset({"tool", "function"})
 _SPEAKERS = frozenset({"user", "assistant"})
@@ -83,11 +84,9 @@ def joined(found: list[Item]) -> list[Item]:
     if not any(a.role == b.role and a.role in _SPEAKERS for a, b in pairwise(found)):
         return found
     whole: list[Item] = []
-    for item in found:
-        if whole and whole[-1].role == item.role and item.role in _SPEAKERS:
-            whole[-1] = Item(item.role, f"{whole[-1].text} {item.text}")
-        else:
-            whole.append(item)
+    for role, alike in groupby(found, lambda item: item.role):
+        same = list(alike)
+        whole += [Item(role, " ".join(item.text for item in same))] if role in _SPEAKERS and len(same) > 1 else same
     return whole
 
 
@@ -166,9 +165,18 @@ def _part_text(part: object) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return text
-        rest = {k: v for k, v in part.items() if k != "cache_control"}
-        return orjson.dumps(rest, option=orjson.OPT_SORT_KEYS).decode()
-    return str(part)
+        return _json({k: v for k, v in part.items() if k != "cache_control"})
+    return _json(part)
+
+
+def _json(value: object) -> str:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # lone surrogates, or deeper than orjson writes what it reads
+        try:
+            return json.dumps(value, sort_keys=True, separators=(",", ":"))
+        except RecursionError:
+            return "(nested too deeply)"
 
 
 def _call_item(call: Mapping[str, Any]) -> Item:
@@ -177,8 +185,8 @@ def _call_item(call: Mapping[str, Any]) -> Item:
     arguments = function.get("arguments")
     try:
         parsed = orjson.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
-        compact = orjson.dumps(parsed or {}, option=orjson.OPT_SORT_KEYS).decode()
-    except (orjson.JSONDecodeError, TypeError):
+        compact = _json(parsed or {})
+    except orjson.JSONDecodeError:
         parsed, compact = arguments, collapse(str(arguments))
     name = str(function.get("name"))
     return Item("call", f"{name} {compact}", _id(call.get("id")), name, parsed)

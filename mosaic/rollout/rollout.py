@@ -24,6 +24,8 @@ from mosaic.rollout.told import Told
 
 RUN = re.compile(r"[A-Za-z0-9_-]{1,60}")
 """Names of runs: no dot, which ends them in the ids of trajectories."""
+ATTEMPTS = "attempts.jsonl"
+"""The run's file: a line per attempt."""
 MAX_SLUG = 80
 """Characters of a task's id that go into the ids of trajectories."""
 
@@ -90,7 +92,7 @@ class Rollout:
         self._plan = plan
         self._executor = executor
         self._told = told
-        self._file = plan.folder / "attempts.jsonl"
+        self._file = plan.folder / ATTEMPTS
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
@@ -208,7 +210,8 @@ class Rollout:
 
 
 def first_failure(results: Sequence[Result]) -> None:
-    """Raises `MosaicError` when no attempt ended well: something is wrong with the set-up, not with the policy."""
+    """Raises `MosaicError` when no attempt ended well, or when the scorer failed and none could be scored: something is
+    wrong with the set-up, not with the policy."""
     if results and all(r.outcome in (Outcome.FAILED, Outcome.LOST) for r in results):
         first = results[0]
         said = (first.error or f"status {first.status}").strip().splitlines()
@@ -216,6 +219,16 @@ def first_failure(results: Sequence[Result]) -> None:
             f"every attempt failed, the first ({first.trajectory_id}) with: {said[-1] if said else ''}",
             "Its folder has what it was told and what it printed.",
         )
+    broken = scorer_failures(results)
+    if broken and not any(r.outcome in (Outcome.SCORED, Outcome.UNSCORABLE) for r in results):
+        raise MosaicError(
+            f"no attempt could be scored, the first ({broken[0].trajectory_id}) because {broken[0].error}"
+        )
+
+
+def scorer_failures(results: Sequence[Result]) -> list[Result]:
+    """The attempts that ended well and whose scorer failed, or said something that is no score."""
+    return [r for r in results if r.outcome is Outcome.UNSCORED and r.error is not None]
 
 
 def _lost(ended: Ended) -> bool:

@@ -27,7 +27,7 @@ class Task:
 def read_tasks(path: Path) -> list[Task]:
     """The tasks of a file, in order. Raises `SettingsError` with the line that cannot be used."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the tasks in {path} cannot be read: {error}.", "Give a file of JSON lines.") from error
     tasks = list(_tasks(text, path))
@@ -46,11 +46,14 @@ def _tasks(text: str, path: Path) -> Iterator[Task]:
         if not line.strip():
             continue
         try:
-            yield _task(line.strip())
-        except ValueError as error:
+            task = _task(line.strip())
+            if "\0" in task.task_id + task.prompt:
+                raise ValueError("its id or prompt has a NUL character, which no command line takes")
+        except (ValueError, RecursionError) as error:
             raise SettingsError(
                 f"line {number} of {path}: {error}.", 'A task is {"id": "t1", "prompt": "...", ...}, or plain text.'
             ) from error
+        yield task
 
 
 def _task(line: str) -> Task:

@@ -15,6 +15,7 @@ from typing import Any
 from mosaic.records import Trajectory
 from mosaic.scoring.outcome import Score, ScoreError, as_score
 from mosaic.scoring.transcript import render, task_of
+from mosaic.urls import shown_url
 
 RUBRIC = "Did the agent do what the task asks for, completely and correctly?"
 ASK = """You judge the work of an AI agent. {rubric}
@@ -72,7 +73,8 @@ class Judge:
                 problem = error
                 if number + 1 < RETRIES:
                     time.sleep(BACKOFF_S * 2**number)
-        raise ScoreError(f"the judge at {self.base_url} does not answer: {problem}.", "Is it up? Is the URL right?")
+        where = shown_url(self.base_url)
+        raise ScoreError(f"the judge at {where} does not answer: {problem}.", "Is it up? Is the URL right?")
 
     def _once(self, body: bytes) -> Any:
         headers = {"content-type": "application/json"}

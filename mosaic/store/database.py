@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, SQLAlchemyE
 from mosaic.errors import StoreError
 from mosaic.store.models import Base
 from mosaic.store.views import create_views
+from mosaic.urls import shown_url
 
 BUSY_TIMEOUT_S = 5
 """Seconds that a transaction waits for another writer before it fails."""
@@ -38,7 +39,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         parsed = _parse(url)
-        self.shown_url = parsed.render_as_string(hide_password=True)
+        self.shown_url = shown_url(url)
         self.engine = _engine(parsed)
         self._writer = self.engine.execution_options(mosaic_writing=True)
         self._reader: Engine = self.engine
@@ -85,6 +86,18 @@ class Database:
         """Whether another file has been put into the place of the one that was read before; asked once."""
         was, self._replaced = self._replaced, False
         return was
+
+    def renewed(self) -> bool:
+        """Whether another file stands where the one did that was read; then that one is read from now on.
+
+        For readers: a file that is away is waited for, and not made. Raises `StoreError`.
+        """
+        found = self._identify()
+        if found is None or found == self._identity:
+            return False
+        self.engine.dispose()
+        self._open()
+        return True
 
     def close(self) -> None:
         """Release the connections."""
@@ -134,7 +147,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
                 if before is None:
                     return None, _create(connection)
                 if before not in migrations.known():
-                    raise _other_revision(engine.url.render_as_string(hide_password=True), before)
+                    raise _other_revision(shown_url(url), before)
                 if before != HEAD:
                     migrations.run(connection, before)
                 return before, HEAD
@@ -161,8 +174,11 @@ def _create(connection: Connection) -> str:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"database URL {url!r} cannot be read.", "Use sqlite:///path/to/file.db.") from error
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is no number
+        raise StoreError(
+            f"database URL {shown_url(url)!r} cannot be read.",
+            "Use sqlite:///path/to/file.db, or postgresql://user:password@host:5432/name.",
+        ) from error
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise StoreError("a database in memory would forget everything.", "Use sqlite:///path/to/file.db.")
     if parsed.drivername in ("postgres", "postgresql"):
@@ -241,12 +257,10 @@ def _beyond_limits(error: SQLAlchemyError) -> bool:
     return str(getattr(getattr(error, "orig", None), "sqlstate", None) or "").startswith("54")
 
 
-def _other_revision(shown_url: str, found: str) -> StoreError:
+def _other_revision(shown: str, found: str) -> StoreError:
     if found > HEAD:
-        return StoreError(
-            f"database {shown_url} has schema {found}, newer than this Mosaic's {HEAD}.", "Upgrade Mosaic."
-        )
+        return StoreError(f"database {shown} has schema {found}, newer than this Mosaic's {HEAD}.", "Upgrade Mosaic.")
     return StoreError(
-        f"database {shown_url} has schema {found}, this Mosaic needs {HEAD}.",
+        f"database {shown} has schema {found}, this Mosaic needs {HEAD}.",
         "Stop what writes to it, back it up and run `mosaic db upgrade`.",
     )

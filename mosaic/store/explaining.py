@@ -139,7 +139,9 @@ def explain(connection: Connection, call_id: str) -> dict[str, Any]:
     row = connection.execute(select(CallRow.__table__).where(CallRow.call_id == call_id)).mappings().first()
     if row is None:
         raise RequestError(
-            f"there is no call {call_id!r}.", "`mosaic show TRAJECTORY --json` names the calls.", status=404
+            f"there is no call {call_id!r}.",
+            "`mosaic show TRAJECTORY --calls` lists the calls of a trajectory.",
+            status=404,
         )
     link = connection.execute(select(LinkRow.__table__).where(LinkRow.session_id == row["session_id"])).mappings().one()
     evidence = load(row["evidence"] or "{}")

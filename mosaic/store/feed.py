@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from mosaic.store.models import CallRow, RewardRow
+from mosaic.store.models import CallRow, RewardRow, TrajectoryRow
 
 MOST = 500
 """Events that are read at once."""
@@ -48,10 +48,24 @@ class Event:
     at: float
 
 
-def newest(connection: Connection) -> Mark:
-    """The mark of who has seen everything."""
-    calls = connection.scalar(select(func.max(CallRow.seq))) or 0
-    return Mark(calls, connection.scalar(select(func.max(RewardRow.reward_id))) or 0)
+def is_known(connection: Connection, trajectory_id: str) -> bool:
+    """Whether there is such a trajectory."""
+    query = select(TrajectoryRow.trajectory_id).where(TrajectoryRow.trajectory_id == trajectory_id)
+    return connection.scalar(query) is not None
+
+
+def newest(connection: Connection, until: float | None = None) -> Mark:
+    """The mark of who has seen everything; given a time, everything until then."""
+    calls, rewards = select(func.max(CallRow.seq)), select(func.max(RewardRow.reward_id))
+    if until is not None:
+        calls, rewards = calls.where(CallRow.ended_at <= until), rewards.where(RewardRow.created_at <= until)
+    return Mark(connection.scalar(calls) or 0, connection.scalar(rewards) or 0)
+
+
+def lost(connection: Connection, mark: Mark) -> bool:
+    """Whether rows that were read are gone: restored, truncated or pruned, and numbers may be given again."""
+    now = newest(connection)
+    return now.calls < mark.calls or now.rewards < mark.rewards
 
 
 def since(connection: Connection, mark: Mark, trajectory_id: str | None = None) -> list[Event]:

@@ -7,5 +7,6 @@ looking: what is written to see whether it can be is taken back.
 from proxy.doctor.checks import findings
 from proxy.doctor.command import doctor
 from proxy.doctor.finding import Finding, Level
+from proxy.doctor.latest import Latest
 
-__all__ = ["Finding", "Level", "doctor", "findings"]
+__all__ = ["Finding", "Latest", "Level", "doctor", "findings"]

@@ -29,7 +29,7 @@ def proxy(subject: Subject) -> Iterator[Finding]:
     settings = subject.settings
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
     address = f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
-    served = Server(address, settings.api_keys[0] if settings.api_keys else None)
+    served = Server(address, settings.api_keys[0] if settings.api_keys else None, subject.until)
     try:
         found = served.ask("/")
     except EngineError:
@@ -92,7 +92,7 @@ def exposure(subject: Subject) -> Iterator[Finding]:
             yield note(
                 f"the administration of {engine.base} is open on the network", why, "Let only proxy and trainer in."
             )
-        elif outward is not None and _reached(outward, port):
+        elif outward is not None and _reached(outward, port, subject.until):
             why = "Whoever reaches this machine can pause the engine and load weights into it."
             step = "Start vLLM with --host 127.0.0.1."
             yield wrong(f"the administration of {engine.base} can be reached at {outward}:{port}", why, step)
@@ -123,8 +123,8 @@ def _outward() -> str | None:
     return None if _is_loopback(found) else found
 
 
-def _reached(address: str, port: int) -> bool:
+def _reached(address: str, port: int, until: float) -> bool:
     try:
-        return "is_paused" in Server(f"http://{address}:{port}").ask(ADMINISTRATION).json
+        return "is_paused" in Server(f"http://{address}:{port}", until=until).ask(ADMINISTRATION).json
     except EngineError:
         return False

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mosaic.errors import MosaicError
 from mosaic.settings import Settings
+from mosaic.terminal import printable
 from proxy.doctor import access, engine, machine, recorded, sampling, storage, training
 from proxy.doctor.finding import Finding, Level
 from proxy.doctor.subject import Subject, subject_of
@@ -41,13 +42,21 @@ CHECKS: Mapping[str, Check] = {
 
 
 def findings(settings: Settings, *, sampling: bool = False) -> list[Finding]:
-    """All that is found, in order; with `sampling` the engine is asked for some tokens, which may take long."""
+    """All that is found, in order; with `sampling` the engine is asked for some tokens, which may take long.
+
+    What an engine or a client said in it cannot steer a terminal.
+    """
     subject = subject_of(settings, sampling=sampling)
     try:
-        return [found for name, check in CHECKS.items() for found in _found(name, check, subject)]
+        return [_harmless(found) for name, check in CHECKS.items() for found in _found(name, check, subject)]
     finally:
         if subject.store is not None:
             subject.store.close()
+
+
+def _harmless(found: Finding) -> Finding:
+    what, why, step = (printable(" ".join(text.split())) for text in (found.what, found.why, found.next_step))
+    return replace(found, what=what, why=why, next_step=step)
 
 
 def _found(name: str, check: Check, subject: Subject) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ def reachable(subject: Subject) -> Iterator[Finding]:
         yield _reached(engine, "Agents' calls wait for it and then get an error.", "upstream_api_key")
     for pattern, other in subject.settings.models.items():
         why = f"Calls for models named {pattern} get an error; the policy's do not."
-        yield _reached(Engine(other.upstream, other.api_key), why, f'models."{pattern}".api_key')
+        yield _reached(Engine(other.upstream, other.api_key, subject.until), why, f'models."{pattern}".api_key')
 
 
 def _reached(engine: Engine, why: str, key: str) -> Finding:
@@ -40,9 +40,9 @@ def _reached(engine: Engine, why: str, key: str) -> Finding:
 
 def version(subject: Subject) -> Iterator[Finding]:
     """Every engine is a vLLM that is new enough, and all are alike."""
-    said = {engine.base: engine.ask("/version").json.get("version") for engine in subject.up}
+    said = {engine.base: _version(engine) for engine in subject.up}
     for base, found in said.items():
-        numbers = tuple(map(int, re.findall(r"\d+", str(found))[:2]))
+        numbers = tuple(map(int, re.findall(r"\d+", found or "")[:2]))
         if found is None:
             why = "Only vLLM is known to return the ids that were sampled."
             yield note(f"engine {base} does not say its version", why, "Look at what the check `capture` finds.")
@@ -58,11 +58,16 @@ def version(subject: Subject) -> Iterator[Finding]:
         yield warning("the replicas are of different versions", why, "Start all of them from one installation.")
 
 
+def _version(engine: Engine) -> str | None:
+    said = engine.ask("/version").json.get("version")
+    return None if said is None else str(said)[:100]
+
+
 def model_names(subject: Subject) -> Iterator[Finding]:
     """The engines serve the policy, under the name by which it is asked for."""
     wanted = subject.settings.policy_model
     for engine in subject.up:
-        names = [str(model["id"]) for model in engine.models]
+        names = [model["id"] for model in engine.models]
         why = "Every call for the policy gets 404."
         if not names:
             yield wrong(f"engine {engine.base} lists no model", why, "Start vLLM with --model.")
@@ -120,7 +125,8 @@ def swapping(subject: Subject) -> Iterator[Finding]:
 
 def _root(subject: Subject, engine: Engine) -> str | None:
     """The folder from which an engine says that it has the policy."""
-    return next((model.get("root") for model in engine.models if model["id"] == subject.model), None)
+    said = next((model.get("root") for model in engine.models if model["id"] == subject.model), None)
+    return said if isinstance(said, str) and "\0" not in said else None
 
 
 def _trains(subject: Subject) -> bool:

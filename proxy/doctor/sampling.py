@@ -9,6 +9,7 @@ from typing import Any
 
 from adapters.wires.chat import Answer, Captured, upstream_body
 from adapters.wires.sse import EventSplitter
+from mosaic.errors import EngineError
 from proxy.doctor.asking import LONG_S, Answered, Engine
 from proxy.doctor.finding import Finding, Level, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
@@ -118,7 +119,7 @@ def tool_ids(subject: Subject) -> Iterator[Finding]:
             said = next(reply.message for reply in replies if reply.status != 200)
             yield note(f"whether ids of tool calls are unique is not known: {said}", "", TOOLS_ON)
             return
-        ids = [one for reply in replies for one in _ids(reply)]
+        ids = [one for reply in replies for one in _ids(engine, reply)]
         if len(ids) < 2:
             yield note("the model called no tool, so nothing is known of the ids of tool calls", "", "")
         elif all(ids) and len(set(ids)) == len(ids):
@@ -131,9 +132,19 @@ def tool_ids(subject: Subject) -> Iterator[Finding]:
             yield warning("the engine gives tool calls no ids", why, "Choose another --tool-call-parser.")
 
 
-def _ids(reply: Answered) -> list[str | None]:
-    calls = reply.json["choices"][0]["message"].get("tool_calls") or ()
-    return [call.get("id") or None for call in calls]
+def _ids(engine: Engine, reply: Answered) -> list[str | None]:
+    """Of the calls in a reply. Raises `EngineError` for what is no reply."""
+    try:
+        calls = reply.json["choices"][0]["message"].get("tool_calls") or ()
+        return [str(call["id"]) if call.get("id") else None for call in calls]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise _no_answer(engine, reply) from error
+
+
+def _no_answer(engine: Engine, answered: Answered) -> EngineError:
+    said = f"{answered.status} {answered.body[:80].decode('utf-8', 'replace')}"
+    step = "Look at its log; upstream must be the address of an OpenAI-compatible server."
+    return EngineError(f"engine {engine.base} answers a call with what is no answer: {said}", step)
 
 
 def _sampled(subject: Subject) -> list[Engine]:
@@ -149,11 +160,14 @@ def _call(
     kept = Answer("doctor")
     if not (more or {}).get("stream"):
         kept.whole(answered.body)
+    else:
+        events = EventSplitter()
+        for event in (*events.feed(answered.body), events.last()):
+            kept.event(event, 0.0)
+    try:
         return answered, kept.captured()
-    events = EventSplitter()
-    for event in (*events.feed(answered.body), events.last()):
-        kept.event(event, 0.0)
-    return answered, kept.captured()
+    except (OverflowError, TypeError, ValueError) as error:  # numbers that are none
+        raise _no_answer(engine, answered) from error
 
 
 def _ask(engine: Engine, subject: Subject, messages: Sequence[Json], more: Mapping[str, Any]) -> Answered:

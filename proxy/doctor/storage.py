@@ -9,9 +9,9 @@ from pathlib import Path
 from sqlalchemy import insert
 
 from mosaic.errors import StoreError
-from mosaic.settings import shown_url
 from mosaic.store.database import HEAD, Database
 from mosaic.store.models import CounterRow
+from mosaic.urls import shown_url
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject, sqlite_file
 from proxy.progress import Progress

@@ -25,7 +25,7 @@ from mosaic.store.browsing import Filter
 from mosaic.store.reading import load
 from mosaic.store.stats import stats
 from proxy.browse_api import ask_for_run, group_of
-from proxy.doctor import findings
+from proxy.doctor import Latest
 from proxy.events import Events
 from proxy.ui import entry
 from proxy.ui.call_view import curl, message_view, message_views, pretty, request_body, strip, tools_of
@@ -114,7 +114,7 @@ class Wanted:
         return urllib.parse.urlencode({name: value for name, value in values.items() if value})
 
 
-def router(settings: Settings, store: Store, events: Events, texts: TokenTexts) -> APIRouter:
+def router(settings: Settings, store: Store, events: Events, texts: TokenTexts, found: Latest) -> APIRouter:
     """All routes under `/ui`. Whoever serves them has let in who may (`entry.check`)."""
     pages = Pages(settings, store, texts)
     ui = APIRouter(prefix=entry.PREFIX, include_in_schema=False)
@@ -123,12 +123,13 @@ def router(settings: Settings, store: Store, events: Events, texts: TokenTexts) 
     _add_trajectory(ui, pages)
     _add_call(ui, pages)
     _add_training(ui, pages)
-    _add_health(ui, pages)
+    _add_health(ui, pages, found)
     return ui
 
 
 def _add_entry(ui: APIRouter, pages: Pages) -> None:
     @ui.get("")
+    @ui.get("/")
     def root() -> Response:
         return RedirectResponse(f"{entry.PREFIX}/trajectories", 303)
 
@@ -360,14 +361,14 @@ def _schedule(store: Store) -> ScheduleView:
     return schedule_view(state, store.lease_holder(schedules.LEASE))
 
 
-def _add_health(ui: APIRouter, pages: Pages) -> None:
+def _add_health(ui: APIRouter, pages: Pages, found: Latest) -> None:
     @ui.get("/health")
     def health(request: Request) -> HTMLResponse:
         return pages.page(request, "health.html", counters=pages.store.counters())
 
     @ui.get("/health/findings")
-    def found() -> HTMLResponse:
-        return part("_findings.html", findings=findings(pages.settings))
+    async def findings() -> HTMLResponse:
+        return part("_findings.html", findings=await found.findings())
 
     @ui.get("/health/certificate")
     def certificate() -> HTMLResponse:

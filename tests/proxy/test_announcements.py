@@ -4,10 +4,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from mosaic.errors import SettingsError
 from mosaic.settings import Settings
@@ -131,3 +134,15 @@ async def test_without_an_address_nothing_is_told(start_proxy: ProxyFactory) -> 
 def test_an_address_without_a_secret_is_refused_at_the_start() -> None:
     with pytest.raises(SettingsError, match="needs webhook_secret"):
         create_app(Settings(webhook_url="http://127.0.0.1:9/hook"))
+
+
+async def test_a_password_in_an_address_that_is_none_is_not_logged(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    finished(store)
+    async with aiohttp.ClientSession() as client:
+        told = announcements.Announcements(store, client, "http://u:s3cret@host:port/hook", SECRET)
+        with capture_logs() as said:
+            await told.once()
+    store.close()
+    assert "http://***@host:port/hook" in str(said)
+    assert "s3cret" not in str(said)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from mosaic.keys import trajectory_key
 from tests.conftest import ProxyFactory, until
@@ -80,6 +81,21 @@ async def test_a_trajectorys_key_makes_no_call_of_another_trajectory(start_proxy
         assert "run-1" not in [t.trajectory_id for t in proxy.store.trajectories()]
 
 
+@pytest.mark.parametrize("secret", [None, "x" * 32])
+@pytest.mark.parametrize("others", [{}, {"agent_keys": ["agent-1"]}])
+async def test_a_trajectorys_key_that_cannot_be_checked_is_refused_and_nothing_is_recorded(
+    start_proxy: ProxyFactory, secret: str | None, others: Json
+) -> None:
+    reply = replying(whole(wire_whole("chat", Turn("Hi"))))
+    async with before(start_proxy, reply, trajectory_secret=secret, **others) as (proxy, _):
+        elsewhere = trajectory_key(
+            proxy.settings.model_copy(update={"trajectory_secret": SecretStr("y" * 32)}), "run-7"
+        )
+        status, got = await post(proxy, "chat/completions", headers={"authorization": f"Bearer {elsewhere}"})
+        assert (status, b"trajectory_secret" in got) == (401, True)
+        assert proxy.store.trajectories() == []
+
+
 async def test_a_key_that_is_not_ascii_is_a_401(start_proxy: ProxyFactory) -> None:
     async with before(start_proxy, replying(whole(b"{}")), trajectory_secret="x" * 32) as (proxy, _):
         raw = request_bytes("/v1/chat/completions", b"{}", "authorization: Bearer mosaic-t-run-7.\u00e9")
@@ -126,3 +142,18 @@ async def test_no_key_is_found_in_a_log_the_database_the_spool_or_the_journal(
     for secret in ("control-secret-1", "agent-secret-2", "engine-secret-3", "sign-secret-4", "wrong-secret-5", named):
         assert not any(secret.encode() in part for part in seen), secret
         assert secret not in said, secret
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/trajectories/x/end", "/api/schedule/run"])
+async def test_where_no_key_is_needed_a_page_of_another_site_makes_a_browser_write_nothing(
+    start_proxy: ProxyFactory, path: str
+) -> None:
+    named = "host: localhost"
+    foreign = named, "sec-fetch-site: cross-site", "origin: http://evil.example", "content-type: text/plain"
+    async with before(start_proxy, replying(whole(b"{}"))) as (proxy, _):
+        raw = await talk(proxy, request_bytes(path, b"{}", *foreign))
+        assert raw.startswith(b"HTTP/1.1 403"), raw
+        assert b"another site" in raw
+        for here in (["sec-fetch-site: same-origin"], ["sec-fetch-site: cross-site", "origin: vscode-webview://x"]):
+            raw = await talk(proxy, request_bytes(path, b"{}", named, *here))
+            assert not raw.startswith(b"HTTP/1.1 403"), raw

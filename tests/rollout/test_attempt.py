@@ -68,6 +68,12 @@ def test_tasks_are_json_objects_or_plain_lines(tmp_path: Path) -> None:
     assert (second.prompt, len(second.task_id), third.prompt) == ("write a poem", 16, "c")
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_task(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"id": "a", "prompt": "b"}\n', encoding="utf-8-sig")
+    assert [(task.task_id, task.prompt) for task in read_tasks(file)] == [("a", "b")]
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -75,6 +81,9 @@ def test_tasks_are_json_objects_or_plain_lines(tmp_path: Path) -> None:
         ('{"prompt": ', "line 1"),
         ('{"id": "a"}', "needs a `prompt`"),
         ('{"id": [], "prompt": "x"}', "neither text"),
+        ("fine\n" + '{"a":' * 100_000, "line 2 .*recursion"),
+        ("write a\0poem", "NUL"),
+        ('{"id": "a\\u0000", "prompt": "x"}', "NUL"),
         ('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "twice"),
     ],
 )

@@ -65,6 +65,26 @@ async def test_a_function_is_an_agent_and_its_return_value_the_reward(
         assert (code, json.loads(out)["tasks"][0]["other"]) == (0, {"unscored": 1}), err
 
 
+@pytest.mark.parametrize(
+    ("score", "code", "failures"),
+    [
+        ("echo no such grader. >&2; exit 3", 1, 2),
+        ('test "$(cat)" = 42 && echo 1 || { echo no such grader >&2; exit 3; }', 0, 1),
+    ],
+)
+async def test_a_scorer_that_fails_is_told_and_one_that_always_fails_fails_the_run(
+    start_proxy: ProxyFactory, tmp_path: Path, score: str, code: int, failures: int
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    async with start_proxy(answers) as proxy:
+        given = ("tasks.jsonl", "--attempts", "1", "--proxy", proxy.url, "--run", "r1", "--score", score)
+        ended, out, err = await mosaic(tmp_path, *given, "--", sys.executable, str(AGENT), "{prompt}")
+    assert (ended, out.splitlines()[-1]) == (code, "none" if code else "1"), err
+    assert f"{failures} scorer failure{'s' if failures > 1 else ''}, see" in err
+    assert f", see {tmp_path}/var/rollouts/r1/attempts.jsonl" in err
+    assert err.count(f"the scorer ended with status 3: no such grader. Run it by hand: {score}") == 1
+
+
 async def test_a_run_that_is_asked_to_end_takes_its_agents_with_it_and_says_how_to_go_on(
     start_proxy: ProxyFactory, tmp_path: Path
 ) -> None:

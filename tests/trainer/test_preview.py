@@ -96,7 +96,7 @@ def test_the_command_prints_every_candidate_and_says_when_there_is_nothing(
     assert isinstance(nothing.exception, NothingToTrain)
     assert nothing.exception.exit_code == 6
     text = CliRunner().invoke(app, [flag for flag in flags if flag != "--json"], catch_exceptions=False).stdout
-    assert "2 trajectories of 1 groups" in text
+    assert "2 trajectories of 1 group," in text
 
 
 def test_what_is_not_trained_is_said_in_a_line_for_each_kind(store: Store, app: typer.Typer, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_from_the_list_to_a_call_every_page_leads_on(visitor: Visitor) -> None:
     )
     call = visitor.see(calls[1].removeprefix("/ui/"))
     assert "sampled tokens" in call.text
+    assert "first call of its trajectory" in visitor.see("c/c1-run-1-1b").text
     assert call.links("/ui/t/run-1-1b")
 
 
@@ -46,6 +47,12 @@ def test_filters_show_what_fits_and_nothing_else(visitor: Visitor, query: str, s
     ids = [link.removeprefix("/ui/t/") for link in visitor.see(f"trajectories?{query}").links("/ui/t/")]
     assert shown in ids
     assert hidden not in ids
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/"])
+def test_the_dashboards_address_leads_to_the_list_with_and_without_a_slash(visitor: Visitor, path: str) -> None:
+    answer = visitor.client.get(path, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/trajectories")
 
 
 def test_an_id_of_a_call_finds_its_trajectory(visitor: Visitor) -> None:
