@@ -59,15 +59,26 @@ def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
 def _narrow(taken: list[int], cells: list[list[str]], too_wide: int) -> None:
     """Take what is too wide from the columns: from texts and paths first, which are folded, then from ids."""
     long = [n for n, width in enumerate(taken) if width > LONG]
-    texts = [n for n in long if any(" " in row[n] or "/" in row[n] for row in cells)]
+    texts = [n for n in long if any(_is_text(row[n]) for row in cells)]
     ids = [n for n in long if n not in texts]
     for column, least in [*((n, LONG) for n in texts[::-1]), *((n, SHORTENED) for n in ids)]:
-        less = max(0, min(too_wide, taken[column] - least))
+        words = [row[column] for row in cells if not _is_text(row[column]) and not _is_id(row[column])]
+        less = max(0, min(too_wide, taken[column] - max(least, _width(words))))
         taken[column] -= less
         too_wide -= less
-        if column in ids:
-            for row in cells:
+        for row in cells:
+            if less and _is_id(row[column]):
                 row[column] = _shortened(row[column], taken[column])
+
+
+def _is_text(cell: str) -> bool:
+    """Whether it can be folded: prose or a path."""
+    return " " in cell or "/" in cell
+
+
+def _is_id(cell: str) -> bool:
+    """Whether it can lose its middle; states and reasons have no digits."""
+    return not _is_text(cell) and any(character.isdigit() for character in cell)
 
 
 def _shortened(text: str, width: int) -> str:
@@ -79,7 +90,7 @@ def _shortened(text: str, width: int) -> str:
 
 def _width(texts: Iterable[str]) -> int:
     """Columns of a terminal that the widest takes."""
-    return max(cell_len(line) for text in texts for line in text.splitlines() or [""])
+    return max((cell_len(line) for text in texts for line in text.splitlines()), default=0)
 
 
 def printable(text: str) -> str:

@@ -65,6 +65,21 @@ def test_on_a_narrow_terminal_a_path_is_folded_and_nothing_of_it_is_lost(capsys:
 
 
 @pytest.mark.usefixtures("narrow")
+def test_of_a_column_with_texts_and_digests_the_texts_are_folded_and_the_digests_lose_their_middle(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        ("run-1", "0123456789abcdef" * 4, "trajectory_no_trainable_tokens"),
+        ("run-2", "What is it? " * 6, "trained"),
+    ]
+    lines = printed(capsys, "trajectory task what", rows)
+    assert lines[1].split()[2] == "trajectory_no_trainable_tokens"
+    assert lines[1].split()[1].startswith("0123456789")
+    assert "…" in lines[1]
+    assert " ".join(lines[2:]).count("What") == 6
+
+
+@pytest.mark.usefixtures("narrow")
 def test_what_fits_is_shortened_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "trajectory reward", [(ID, REWARD)])[1].split() == [ID, str(REWARD)]
     assert printed(capsys, "trajectory reward", []) == ["trajectory  reward"]
