@@ -50,11 +50,20 @@ class Tail:
         return self.process.returncode, said.decode()
 
 
+IN_FRONT = """
+import signal
+from mosaic.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+"""The command line as a terminal starts it: what a shell starts behind itself ignores Ctrl-C."""
+
+
 @asynccontextmanager
 async def tailing(folder: Path, *arguments: str) -> AsyncIterator[Tail]:
     """Follow calls; what it says when it has begun is read."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mosaic", "tail", *arguments),
+        *(sys.executable, "-c", IN_FRONT, "tail", *arguments),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         stdout=asyncio.subprocess.PIPE,
