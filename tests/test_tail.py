@@ -43,11 +43,13 @@ class Tail:
         return (await asyncio.wait_for(self.process.stderr.readline(), 20)).decode().rstrip()
 
     async def interrupted(self) -> tuple[int, str]:
-        """Its exit code and what it still said, after Ctrl-C."""
-        self.process.send_signal(signal.SIGINT)
-        _, said = await asyncio.wait_for(self.process.communicate(), 20)
+        """Its exit code and what it still said, after Ctrl-C; once more where Python lost it (in a destructor)."""
+        ended = asyncio.ensure_future(self.process.communicate())
+        while not ended.done():
+            self.process.send_signal(signal.SIGINT)
+            await asyncio.wait([ended], timeout=10)
         assert self.process.returncode is not None
-        return self.process.returncode, said.decode()
+        return self.process.returncode, ended.result()[1].decode()
 
 
 IN_FRONT = """
