@@ -1,9 +1,7 @@
 """Faults that show in what was recorded."""
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sqlalchemy import update
@@ -16,19 +14,7 @@ from proxy.doctor import Level
 from proxy.doctor.recorded import LOUD
 from tests.lineage.test_lineage import compaction, linear
 from tests.playbook import Recording
-from tests.proxy.doctor.looking import found, only, settings_of
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path)
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
-    opened = Store(settings.database)
-    yield opened
-    opened.close()
+from tests.proxy.doctor.looking import found, only
 
 
 @pytest.mark.parametrize("name", LOUD)

@@ -1,6 +1,5 @@
 """Faults of jobs, of weights and of what judges them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,6 @@ from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.doctor import Level
 from tests.proxy.doctor.looking import found, only, settings_of
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path)
-
-
-@pytest.fixture
-def store(settings: Settings) -> Iterator[Store]:
-    opened = Store(settings.database)
-    yield opened
-    opened.close()
 
 
 def test_no_job_has_ended_yet(settings: Settings, store: Store) -> None:
