@@ -193,6 +193,7 @@ class Writer:
             self._telling.stored(calls, placements)
         except Exception as error:  # noqa: BLE001 - the calls are stored, and that is what counts
             log.error("stored calls not told of", calls=len(calls), error=repr(error))
+            self._count("untold_calls", "broken", len(calls))
 
     def _reject(self, trace: Trace, why: str) -> bool:
         try:

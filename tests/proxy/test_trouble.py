@@ -16,6 +16,7 @@ from mosaic.store.checking import check
 from proxy import frames
 from proxy.journal import Journal
 from proxy.reading import JournalFile
+from proxy.telling import Telling
 from proxy.trace import captured
 from proxy.writer import Writer
 from tests.conftest import ProxyFactory, until
@@ -97,6 +98,28 @@ async def test_the_writer_works_on_any_descriptor_and_one_at_a_time_on_a_folder(
     store.close()
     for descriptor in high:
         descriptor.close()
+
+
+async def test_calls_that_nobody_can_be_told_of_are_stored_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: object) -> None:
+        raise RuntimeError("the figures are broken")
+
+    monkeypatch.setattr(Telling, "stored", break_off)
+    database = f"sqlite:///{tmp_path}/mosaic.db"
+    await leave(tmp_path / "spool", conversation(3))
+    ours, theirs = socket.socketpair()
+    writer = threading.Thread(target=Writer(theirs, database, tmp_path / "spool").run)
+    writer.start()
+    assert ours.recv(10) == b"!"
+    ours.close()
+    writer.join()
+    theirs.close()
+    store = Store(database)
+    assert [t.calls for t in store.trajectories()] == [3]
+    assert store.counters()["untold_calls"] == {"broken": 3}
+    store.close()
 
 
 def test_a_database_that_went_back_in_time_is_written_soundly(database_url: str) -> None:
