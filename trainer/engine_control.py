@@ -17,6 +17,7 @@ import numpy as np
 from mosaic.errors import EngineError
 from mosaic.records import IdArray, LogprobArray
 from mosaic.settings import Settings
+from mosaic.urls import shown_url
 
 PauseMode = Literal["keep", "wait", "abort"]
 PROBE_SAMPLES = 64
@@ -42,6 +43,11 @@ class EngineControl:
     """Seconds for one request; pausing waits for the running batch, and a probe for its turn."""
     load_timeout: float = 900.0
     """Seconds for loading a checkpoint."""
+
+    @property
+    def shown(self) -> str:
+        """Its address without what opens its door."""
+        return shown_url(self.base_url)
 
     def pause(self) -> None:
         """Stop generation; new requests wait for `resume`. Those that run are frozen (`keep`), ended first (`wait`: as
@@ -74,7 +80,7 @@ class EngineControl:
             self._call_workers("reload_weights", weights_path=str(checkpoint.resolve()))
         self._call("/update_weight_version", {"new_version": str(version)})
         if not self._call("/reset_prefix_cache?reset_running_requests=true", {})["success"]:
-            raise EngineError(f"{self.base_url} did not drop the KV cache of the old weights.", "Restart the engine.")
+            raise EngineError(f"{self.shown} did not drop the KV cache of the old weights.", "Restart the engine.")
 
     def _switch_adapter(self, folder: Path) -> None:
         """Point the adapter's link to another folder and let the engine forget what it has read: its next step reads
@@ -99,7 +105,7 @@ class EngineControl:
         root = self.root() or Path()
         if not root.is_absolute() or not root.is_symlink():
             raise EngineError(
-                f"{self.base_url} reads the adapter {self.model!r} from {root}, which is no absolute symbolic link.",
+                f"{self.shown} reads the adapter {self.model!r} from {root}, which is no absolute symbolic link.",
                 f"Make one (ln -s FOLDER LINK; `mosaic policy adapter` does) and start vLLM with --lora-modules "
                 f"{self.model}=LINK.",
             )
@@ -120,7 +126,7 @@ class EngineControl:
         """Return the model names that the engine serves: the base model's first, then adapters'."""
         served = self._call("/v1/models", None).get("data") or []
         if not served:
-            raise EngineError(f"{self.base_url} serves no model.", "Start it with --model.")
+            raise EngineError(f"{self.shown} serves no model.", "Start it with --model.")
         return [str(model["id"]) for model in served]
 
     def checksums(self) -> dict[str, str] | None:
@@ -195,17 +201,17 @@ class EngineControl:
         except urllib.error.HTTPError as error:
             detail = error.read()[:500].decode(errors="replace")
             hint = "Start vLLM with VLLM_SERVER_DEV_MODE=1." if error.code == 404 else "See the engine's log."
-            raise EngineError(f"{self.base_url}{path} answered {error.code}: {detail}", hint) from error
+            raise EngineError(f"{self.shown}{path} answered {error.code}: {detail}", hint) from error
         except OSError as error:  # URLError and time-outs included
             reason = getattr(error, "reason", error)
             raise EngineError(
-                f"the engine at {self.base_url} cannot be reached ({reason}).",
+                f"the engine at {self.shown} cannot be reached ({reason}).",
                 "Check that the engine runs (`upstream` in mosaic.toml, or --upstream).",
             ) from error
         try:
             parsed = json.loads(content) if content else {}
         except ValueError as error:
-            raise EngineError(f"{self.base_url}{path} answered with no JSON.", "Check that it is vLLM.") from error
+            raise EngineError(f"{self.shown}{path} answered with no JSON.", "Check that it is vLLM.") from error
         return parsed if isinstance(parsed, dict) else {"value": parsed}
 
 

@@ -7,6 +7,7 @@ Written after vLLM 0.32's source; it has not been run, since no GPU was at hand.
 from pathlib import Path
 
 from mosaic.errors import PublishError, SettingsError
+from mosaic.urls import shown_url
 from trainer.checkpoints import load_model
 
 
@@ -44,5 +45,5 @@ def send(base_url: str, checkpoint: Path, workers: int) -> None:
             torch.cuda.empty_cache()
     except Exception as error:
         raise PublishError(
-            f"{base_url} did not take the weights by NCCL: {error}", 'Set transport = "disk" under [train].'
+            f"{shown_url(base_url)} did not take the weights by NCCL: {error}", 'Set transport = "disk" under [train].'
         ) from error

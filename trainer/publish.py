@@ -169,7 +169,7 @@ class _Probe:
         new_N = self._own.last(publication.checkpoint, ids_L, len(said_N))
         old_N = self._own.last(publication.previous_checkpoint, ids_L, len(said_N))
         gap_N, change_N = np.abs(said_N - new_N), np.abs(said_N - old_N)
-        where = f"{engine.base_url} after loading {publication.checkpoint} as version {publication.version}"
+        where = f"{engine.shown} after loading {publication.checkpoint} as version {publication.version}"
         allowed = max(publication.gap_floor, publication.gap_growth * gap_before)
         if not np.isfinite(gap_N).all() or gap_N.mean() > allowed:
             raise PublishError(
@@ -211,7 +211,7 @@ class _Swap:
                     engine.load(self.publication.checkpoint, self.publication.version)
                     if must_change and old_checksums is not None and engine.checksums() == old_checksums:
                         raise PublishError(
-                            f"{engine.base_url} says that it loaded {self.publication.checkpoint}, but its weights did "
+                            f"{engine.shown} says that it loaded {self.publication.checkpoint}, but its weights did "
                             "not change.",
                             "Restart the engine on the new checkpoint.",
                         )
@@ -286,7 +286,7 @@ def _resume(engines: Sequence[EngineControl]) -> None:
                 break
             except MosaicError as error:
                 if attempt == 2:
-                    failures.append(f"{engine.base_url}: {error.message}")
+                    failures.append(f"{engine.shown}: {error.message}")
                 time.sleep(0.2)
     if failures:
         raise PublishError(

@@ -64,7 +64,7 @@ def controls(settings: Settings, policy: Path) -> list[EngineControl]:
         served = control.served_models()
         if adapter and (name is None or name not in served[1:]):
             raise SettingsError(
-                f"{policy} is a LoRA adapter, but {control.base_url} serves {', '.join(served)} and policy_model is "
+                f"{policy} is a LoRA adapter, but {control.shown} serves {', '.join(served)} and policy_model is "
                 f"{name!r}.",
                 'Start vLLM with --enable-lora --lora-modules policy=LINK, and set policy_model = "policy".',
             )
@@ -106,7 +106,7 @@ def _allowed_gap(engine: EngineControl, live: Live) -> float:
 
 def _refusal(engine: EngineControl, live: Live, why: str) -> EngineError:
     return EngineError(
-        f"the engine {engine.base_url} does not serve version {live.version}: {why}, and its newest calls carry a "
+        f"the engine {engine.shown} does not serve version {live.version}: {why}, and its newest calls carry a "
         "wrong version.",
         f"Restart it with --model {live.checkpoint}."
         if not engine.adapter

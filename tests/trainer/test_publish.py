@@ -26,6 +26,7 @@ class ScriptedEngine:
 
     journal: list[str]
     base_url: str = "http://engine"
+    shown: str = "http://engine"
     serves: Path = OLD
     paused: bool = False
     ignores_loads: bool = False
