@@ -52,6 +52,9 @@ class Trace:
     """What exact prefix mode made of it."""
 
 
+_ORIGIN = frozenset(field.name for field in fields(Origin))
+
+
 def fidelity_from(values: Mapping[str, Any] | None) -> Fidelity | None:
     """What was written as JSON."""
     if values is None:
@@ -62,8 +65,7 @@ def fidelity_from(values: Mapping[str, Any] | None) -> Fidelity | None:
 
 def origin_from(values: Mapping[str, Any]) -> Origin:
     """An origin that was written as JSON. Raises `TypeError` when something is missing."""
-    known = {field.name for field in fields(Origin)}
-    return Origin(**{name: value for name, value in values.items() if name in known})
+    return Origin(**{name: value for name, value in values.items() if name in _ORIGIN})
 
 
 def _inexact(trace: Trace, reason: str | None) -> str | None:

@@ -10,8 +10,8 @@ HARNESS = Harness(
     spawns={"Agent": "prompt", "Task": "prompt"},
     summary=(r"respond with text only.{0,200}do not call any tools", r"create a detailed summary of (?:the|our)"),
     auxiliary={
-        "topic": (r"isNewTopic|indicates a new (?:conversation )?topic",),
-        "safety": (r"determine the command prefix|process bash commands that an ai",),
+        "topic": (r"isNewTopic", r"indicates a new (?:conversation )?topic"),
+        "safety": (r"determine the command prefix", r"process bash commands that an ai"),
         "git": (r"analyz\w+ git history",),
         "warm-up": (r"^\s*warmup\s*$",),
         "suggestion": (r"predict what the user (?:will|would)",),

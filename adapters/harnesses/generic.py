@@ -28,7 +28,8 @@ HARNESS = Harness(
     summary=(
         rf"summari[sz]e\b.{{0,60}}\b{_NOUN}\b",
         rf"condense\b.{{0,60}}\b{_NOUN}\b",
-        rf"(?:compact|recap)\b.{{0,60}}\b{_NOUN}\b",
+        rf"compact\b.{{0,60}}\b{_NOUN}\b",
+        rf"recap\b.{{0,60}}\b{_NOUN}\b",
         r"^\W*(?:you )?summari[sz]e (?:an? |the |each )?(?:old )?tool (?:call|result|output|response)",
         rf"summary(?<!is summary)(?<!is a summary)(?<!is the summary) of\b.{{0,40}}\b{_NOUN}\b",
         r"summari[sz]\w+ (?:(?:of|the|this|these|following|above|entire) )*"

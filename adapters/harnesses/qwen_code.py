@@ -7,7 +7,7 @@ HARNESS = Harness(
     spawns={"agent": "prompt", "invoke_agent": "prompt"},
     summary=(r"generate the <state_snapshot>", r"summarizes internal chat history"),
     auxiliary={
-        "memory": (r"managed[- ]memory|extract (?:\w+ ){0,3}memor(?:y|ies)",),
+        "memory": (r"managed[- ]memory", r"extract (?:\w+ ){0,3}memor(?:y|ies)"),
         "tool output": (r"^\W*summarize the following tool output to be a maximum of",),
     },
 )

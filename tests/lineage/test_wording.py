@@ -11,6 +11,11 @@ FITS = [
     ((r"^\W*warm-?up\W*$",), "no warm-up", False),
     ((r"^quota", "title of"), "the title of it", True),
     ((r"\Sx\b",), "AX", True),
+    ((r"\bcheck if", "never"), "Then CHECK if", True),
+    ((r"\bcheck if",), "recheck if", False),
+    ((r"\bchecks? if",), "check if", True),
+    ((r"\bcheck|recap",), "recap", True),
+    ((r"\b(?:check|recap)",), "recap", True),
     ((), "anything", False),
 ]
 
