@@ -55,6 +55,36 @@ class Item:
         return ((name, collapse(text)) for name, text in _strings("", self.arguments))
 
 
+MAX_KEPT = 8 * 2**20
+"""Characters of texts whose items are remembered."""
+
+
+class _Texts:
+    """The items of texts that were read lately, for requests repeat their history; all are forgotten when they are too
+    many."""
+
+    def __init__(self) -> None:
+        self._items: dict[tuple[str, str, str | None], Item] = {}
+        self._kept = 0
+
+    def item(self, role: str, text: str, tool_call_id: str | None = None) -> Item:
+        """What a text says, without what frameworks put around it."""
+        key = role, text, tool_call_id
+        item = self._items.get(key)
+        if item is None:
+            if self._kept > MAX_KEPT:
+                self._items, self._kept = {}, 0
+            said = collapse(text)
+            if role == "assistant" and "</think" in said:
+                said = _THOUGHT.sub("", said).strip()
+            item = self._items[key] = Item(role, said, tool_call_id)
+            self._kept += len(text) + len(said) + 500
+        return item
+
+
+_TEXTS = _Texts()
+
+
 def items(messages: Iterable[Message]) -> list[Item]:
     """The canonical items of a conversation, system texts left out, neighbouring texts of one role joined."""
     found: list[Item] = []
@@ -62,20 +92,19 @@ def items(messages: Iterable[Message]) -> list[Item]:
         role = message.get("role")
         if isinstance(role, str) and role in _SPEAKERS:
             content = message.get("content")
-            text = collapse(content if isinstance(content, str) else text_of(content))
-            if role == "assistant" and "</think" in text:
-                text = _THOUGHT.sub("", text).strip()
-            if text:
-                found.append(Item(role, text))
+            item = _TEXTS.item(role, content if isinstance(content, str) else text_of(content))
+            if item.text:
+                found.append(item)
             calls = message.get("tool_calls")
             if calls and isinstance(calls, list):
                 found += [_call_item(call) for call in calls if isinstance(call, Mapping)]
         elif isinstance(role, str) and role in _RESULT_ROLES:
-            found.append(Item("result", collapse(text_of(message.get("content"))), _id(message.get("tool_call_id"))))
+            told = text_of(message.get("content"))
+            found.append(_TEXTS.item("result", told, _id(message.get("tool_call_id"))))
         elif not (isinstance(role, str) and role in _SYSTEM_ROLES):
-            text = collapse(text_of(message.get("content")))
-            if text:
-                found.append(Item("user", text))
+            item = _TEXTS.item("user", text_of(message.get("content")))
+            if item.text:
+                found.append(item)
     return joined(found)
 
 
@@ -109,7 +138,8 @@ def system_text(messages: Iterable[Message]) -> str:
             break
         texts.append(text_of(message.get("content")))
     text = "\n".join(texts)
-    return collapse(_BILLING.sub(" ", text) if "x-anthropic-billing-header" in text else text)
+    text = _BILLING.sub(" ", text) if "x-anthropic-billing-header" in text else text
+    return _TEXTS.item("system", text).text
 
 
 def reminders(messages: Iterable[Message]) -> Iterator[str]:

@@ -6,12 +6,14 @@ on SQLite, an array on PostgreSQL.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, CursorResult, any_, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ClauseElement, ColumnElement
+from sqlalchemy.sql.compiler import SQLCompiler
 
 Dialect = Any
 """`sqlalchemy.dialects.sqlite` or `.postgresql`: the module, for its `insert`."""
@@ -24,19 +26,27 @@ class Statement:
         self._build = build
         self._text = cache(self._compile)
 
-    def _compile(self, name: str) -> str:
+    def _compile(self, name: str) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
+        """The text, and what makes a row's values into what the driver takes."""
         if name == "postgresql":
-            return str(self._build(postgresql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
-        return str(self._build(sqlite).compile(dialect=sqlite.dialect(paramstyle="named")))
+            return str(self._build(postgresql).compile(dialect=postgresql.psycopg.dialect())), dict  # type: ignore[no-untyped-call]
+        compiled = self._build(sqlite).compile(dialect=sqlite.dialect(paramstyle="qmark"))
+        assert isinstance(compiled, SQLCompiler)
+        names = compiled.positiontup or []
+        # By name, SQLite's driver would make and look for a text for every value of every row.
+        taken = itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
+        return str(compiled), taken
 
     def many(self, connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
         """Run it once for every row; not at all when there are none."""
-        if values := list(rows):
-            connection.exec_driver_sql(self._text(connection.dialect.name), values)
+        text, taken = self._text(connection.dialect.name)
+        if values := [taken(row) for row in rows]:
+            connection.exec_driver_sql(text, values)
 
     def run(self, connection: Connection, **values: Any) -> CursorResult[*tuple[Any, ...]]:
         """Run it once."""
-        return connection.exec_driver_sql(self._text(connection.dialect.name), values)
+        text, taken = self._text(connection.dialect.name)
+        return connection.exec_driver_sql(text, taken(values))
 
 
 def among(column: ColumnElement[Any] | Any, dialect: Dialect, name: str = "ids") -> ColumnElement[bool]:
