@@ -19,6 +19,7 @@ from mosaic.capture import Choice
 from mosaic.records import IdArray
 
 DONE = b"[DONE]"
+_PROMPT_IDS = b'"prompt_token_ids":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Shown:
     def whole(self, body: bytes) -> bytes:
         """A whole answer. One that is not understood passes unchanged."""
         try:
-            parsed = orjson.loads(body)
+            parsed = self._read(body)
             self._strip(parsed, usage=False)
             return orjson.dumps(parsed)
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -141,7 +142,7 @@ class Shown:
             self.done = True
             return event
         try:
-            parsed = orjson.loads(data)
+            parsed = self._read(data)
             if parsed.get("error") is not None:
                 self.error = _error_text(parsed["error"])
             if not self._shown(parsed):
@@ -150,6 +151,14 @@ class Shown:
         except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
             return event
         return without_data(event) + b"data: " + orjson.dumps(parsed) + b"\n\n"
+
+    def _read(self, data: bytes) -> Any:
+        """What the engine says; its ids of the prompt, where they go no further, are not even read."""
+        short = data if self._wanted.token_ids else _without_prompt_ids(data)
+        parsed = orjson.loads(short)
+        if short is not data and parsed.get("prompt_token_ids", "not here") is not None:
+            return orjson.loads(data)  # they stood in something else
+        return parsed
 
     def _shown(self, parsed: Mapping[str, Any]) -> bool:
         """False for the chunk that exists only because we asked for usage."""
@@ -289,6 +298,18 @@ def inexact_reason(
     if usage.get("completion_tokens") != sum(len(c.ids_T) for c in choices):
         return "completion_tokens_differ"
     return None if usage.get("prompt_tokens") == len(prompt_ids) else "prompt_tokens_differ"
+
+
+def _without_prompt_ids(data: bytes) -> bytes:
+    """The same JSON with null in the place of the one plain list that is called so; unchanged where it is not that."""
+    name = data.find(_PROMPT_IDS)
+    begin = name + len(_PROMPT_IDS)
+    end = data.find(b"]", begin)
+    if name < 0 or end < 0 or not data.startswith(b"[", begin) or data.find(_PROMPT_IDS, end) >= 0:
+        return data
+    if data.find(b"[", begin + 1, end) >= 0 or data.find(b'"', begin, end) >= 0:
+        return data
+    return data[:begin] + b"null" + data[end + 1 :]
 
 
 def _error_text(error: object) -> str:

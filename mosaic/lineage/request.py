@@ -49,7 +49,7 @@ class Request:
         """Whether it was answered."""
         return self.call.status is CallStatus.OK
 
-    @property
+    @cached_property
     def digest(self) -> int:
         """Equal for requests that say and offer the same, with the same tool-call ids."""
         ids = tuple(sorted(i.tool_call_id or "" for i in self.items if i.role in ("call", "result")))

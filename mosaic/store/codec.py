@@ -6,6 +6,7 @@ covers its parent's, so it names a whole prefix.
 """
 
 import hashlib
+import sys
 import zlib
 
 import numpy as np
@@ -18,7 +19,7 @@ _MIN_COMPRESSED = 1024
 
 def pack(array: IdArray | LogprobArray) -> bytes:
     """The array as bytes, compressed where that makes it smaller."""
-    raw = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    raw = (array if sys.byteorder == "little" else array.byteswap()).tobytes()
     if array.dtype.kind == "i" and len(raw) >= _MIN_COMPRESSED:
         packed = zlib.compress(raw, 1)
         if len(packed) < len(raw):
