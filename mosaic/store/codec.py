@@ -48,9 +48,7 @@ def _bytes(blob: bytes) -> bytes:
 
 def digest(body: bytes, parent: str | None = None) -> str:
     """Content address of `body` after `parent`: 32 hex characters."""
-    state = hashlib.sha256((parent or "").encode())
-    state.update(body)
-    return state.hexdigest()[:32]
+    return hashlib.sha256((parent or "").encode() + body).hexdigest()[:32]
 
 
 def dump(value: object) -> bytes:

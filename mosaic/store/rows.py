@@ -21,6 +21,8 @@ MAX_TASK_KEY = 200
 
 def plain(text: str) -> str:
     """Text that any database takes: lone surrogates and NUL, which some refuse, as escapes."""
+    if text.isascii() and "\0" not in text:
+        return text
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 

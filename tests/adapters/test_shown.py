@@ -13,7 +13,9 @@ from adapters.wires.chat import Shown, Wanted
 NAMES = st.sampled_from(["prompt_token_ids", "choices", "x", '"prompt_token_ids":[1]'])
 LEAVES = st.none() | st.integers(0, 9) | st.sampled_from(["", "]", "[", '"', "prompt_token_ids"])
 IDS = st.lists(st.integers(0, 200_000), max_size=4)
-VALUES = st.recursive(LEAVES | IDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3))
+VALUES = st.recursive(
+    LEAVES | IDS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3)
+)
 ANSWERS = st.dictionaries(NAMES.filter(lambda name: name != "choices"), VALUES, max_size=4)
 NOTHING = Wanted(logprobs=False, token_ids=False, stream=False, stream_usage=False)
 
