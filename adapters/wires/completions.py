@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import orjson
+
 from adapters.wires import chat
 from adapters.wires.chat import Captured, Wanted
 from adapters.wires.members import with_members
@@ -66,6 +68,9 @@ def _unusable(body: Mapping[str, Any]) -> str | None:
 
 class Shown(chat.Shown):
     """What the client gets of an answer: what it did not ask for is taken out again."""
+
+    def _read(self, data: bytes) -> Any:
+        return orjson.loads(data)  # the prompt's ids stand in the choices
 
     def _strip(self, parsed: dict[str, Any], *, usage: bool) -> None:
         super()._strip(parsed, usage=usage)
