@@ -77,6 +77,8 @@ class Exchange:
     """Its place in the journal of calls in flight."""
     fidelity: Fidelity | None = None
     """What exact prefix mode made of it."""
+    other_weights: bool = False
+    """Whether other weights answered than those that are live."""
 
     @property
     def call_id(self) -> str:
@@ -99,6 +101,7 @@ class Exchange:
             error=self.error,
             ended_at=time.time(),
             fidelity=self.fidelity,
+            other_weights=self.other_weights,
         )
 
 
