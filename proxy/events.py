@@ -6,11 +6,8 @@ nothing. A stream asks the database again every `EVERY_S`; it ends by itself whe
 
 import asyncio
 import contextlib
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import asdict
-from types import FrameType
 
 import orjson
 from starlette.responses import StreamingResponse
@@ -36,30 +33,8 @@ class Events:
         self._stopped = False
 
     def stop(self) -> None:
-        """End all streams, soon."""
+        """End all streams, soon: a server that drains waits for them."""
         self._stopped = True
-
-    @contextlib.contextmanager
-    def ended_by_signals(self) -> Iterator[None]:
-        """A server that drains waits for its streams: they end when it is told to stop."""
-        told = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        before = {number: signal.getsignal(number) for number in told}
-        for number, handler in before.items():
-            if callable(handler):
-                signal.signal(number, self._then(handler))
-        try:
-            yield
-        finally:
-            self.stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _then(self, handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.stop()
-            handler(number, frame)
-
-        return handle
 
     def answer(self, last_event_id: str | None, trajectory_id: str | None) -> StreamingResponse:
         """A stream from a mark on, or from now on. Raises `RequestError` for a mark that is none, or for too many."""
