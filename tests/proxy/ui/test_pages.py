@@ -134,6 +134,15 @@ def test_groups_are_named_by_the_key_of_their_task(visitor: Visitor) -> None:
     assert (group.text.count(key), group.text.count("Mend the model.")) == (1, 1)
 
 
+def test_jobs_have_the_figures_of_the_command_and_those_of_another_release_are_left_out(visitor: Visitor) -> None:
+    older = visitor.store.start_job({})
+    visitor.store.end_job(older, metrics={"groups": 41, "trajectories": 42, "tokens": 43, "seconds": 44})
+    page = visitor.see("training")
+    for name in ("Groups trained", "Trajectories trained", "Tokens trained", "Training", "Swap pause", "Whole job"):
+        assert name in page.text
+    assert re.search(rf"{older} published v\d+( –){{7}} ", page.text)
+
+
 def test_training_draws_what_was_measured(visitor: Visitor) -> None:
     page = visitor.see("training")
     assert "Reward and success" in page.text
