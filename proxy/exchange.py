@@ -161,7 +161,10 @@ def affinity_of(body: Mapping[str, Any], trajectory_id: str | None, headers: Map
         return trajectory_id
     turns = body.get("messages") or body.get("input") or body.get("prompt")
     first = next((m for m in turns if isinstance(m, dict) and m.get("role") == "user"), "") if turns else ""
-    return f"{client_of(headers)}|{first if isinstance(turns, list) else turns}"
+    try:
+        return f"{client_of(headers)}|{first if isinstance(turns, list) else turns}"
+    except RecursionError:  # it may go to any replica
+        return client_of(headers)
 
 
 def origin_of(

@@ -53,6 +53,11 @@ class ModelPath:
         self._recorder = recorder
         self._calls = 0
 
+    @property
+    def open_calls(self) -> int:
+        """Calls that have not ended."""
+        return self._calls
+
     def close(self) -> None:
         """Ask the store nothing more."""
         self._lookups.close()
