@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mosaic.errors import MosaicError, RequestError
+from mosaic.redirects import StayHere
 
 if TYPE_CHECKING:
     import aiohttp
@@ -120,13 +121,6 @@ class _Reader:
         return self.after is not None and not refused
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, which would take the key to another server; the redirect itself is the answer."""
-
-    def redirect_request(self, *_: object) -> None:
-        """Nothing is asked there."""
-
-
 class Client:
     """For scripts and threads. Raises `RequestError` for what the proxy refuses, `MosaicError` where there is none."""
 
@@ -134,7 +128,7 @@ class Client:
         self._base = base.rstrip("/")
         self._headers = _headers(key)
         self._timeout_s = timeout_s
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), StayHere())
 
     def __enter__(self) -> Self:
         """Nothing is held open between questions; the form is that of `AsyncClient`."""

@@ -11,9 +11,6 @@ from typing import Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.tree import Tree
 
 from mosaic.credit import (
     Blend,
@@ -22,6 +19,7 @@ from mosaic.credit import (
     GroupCredit,
     GroupStatistics,
     Known,
+    SessionCredit,
     TrajectoryCredit,
     assign,
     group_input,
@@ -32,6 +30,7 @@ from mosaic.records import Group, Trajectory
 from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.terminal import DATABASE, JSON, TRAJECTORY, print_json
+from mosaic.tree import Node, print_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def credit(
     if as_json:
         print_json(as_dict(view))
     else:
-        Console().print(as_tree(view))
+        print_tree(as_tree(view))
 
 
 def estimator(path: Path | None) -> ContributionEstimator:
@@ -142,34 +141,36 @@ def as_dict(view: View) -> dict[str, Any]:
     }
 
 
-def as_tree(view: View) -> Tree:
+def as_tree(view: View) -> Node:
     """The view with each session under its parent, and the decision spans of each."""
     rewards = sorted((t.reward for t in view.group.trajectories if t.reward is not None), reverse=True)
-    reward = view.trajectory.reward or 0.0
-    top = Tree(
-        f"{escape(view.trajectory.trajectory_id)}  reward {reward:g} of {len(rewards)} attempts "
-        f"(mean {sum(rewards) / len(rewards):.2f}), usage rank {view.credit.usage_rank:.2f}, "
-        f"{escape(view.rule)} advantage {view.credit.advantage:+.3f} (usage {view.credit.usage:+.3f} of it)"
+    credit, reward = view.credit, view.trajectory.reward or 0.0
+    top = Node(
+        f"{view.trajectory.trajectory_id}  reward {reward:g} of {len(rewards)} attempts "
+        f"(mean {sum(rewards) / len(rewards):.2f}), {view.rule} advantage {credit.advantage:+.3f}",
+        f"usage rank {credit.usage_rank:.2f}, usage {credit.usage:+.3f} of the advantage",
     )
-    rows = {row.session_id: row for row in view.credit.sessions}
-    nodes: dict[str | None, Tree] = {}
+    rows = {row.session_id: row for row in credit.sessions}
+    nodes: dict[str | None, Node] = {}
     for session in view.trajectory.sessions:
         row = rows.get(session.session_id)
         if row is None:
             continue
-        known = "unknown" if row.contribution is None else f"{row.contribution:+.3f} ({row.source})"
-        others = "".join(f"  {name} {of[row.session_id]:+.3f}" for name, of in view.others.items())
-        node = nodes.get(session.parent_session_id, top).add(
-            f"{session.kind.value}  contribution {known}, gate {row.gate.value}, "
-            f"factors {row.factor:.2f} and {row.usage_factor:.2f}, "
-            f"[bold]advantage {row.advantage:+.3f}[/bold]  [dim]{escape(others.strip())}[/dim]"
-        )
+        said = f"{session.kind.value}  advantage {row.advantage:+.3f}"
+        node = nodes.get(session.parent_session_id, top).add(Node(said, _details(row, view.others)))
         nodes[session.session_id] = node
         calls = {call.call_id for call in session.calls}
-        for span in view.credit.spans:
+        for span in credit.spans:
             if span.call_id in calls:
-                node.add(f"[dim]{span.role.value} call {escape(span.call_id)}: {span.advantage:+.3f}[/dim]")
+                node.add(Node(f"{span.role.value} call {span.call_id}: {span.advantage:+.3f}"))
     return top
+
+
+def _details(row: SessionCredit, others: Mapping[str, Mapping[str, float]]) -> str:
+    """How a session came to its advantage, and what other rules would have given it."""
+    known = "unknown" if row.contribution is None else f"{row.contribution:+.3f} ({row.source})"
+    made = f"contribution {known}, gate {row.gate.value}, factors {row.factor:.2f} and {row.usage_factor:.2f}"
+    return "; ".join([made, *(f"{name} {of[row.session_id]:+.3f}" for name, of in others.items())])
 
 
 def _of(result: GroupCredit, trajectory_id: str) -> TrajectoryCredit | None:

@@ -6,9 +6,6 @@ from typing import Any
 
 import orjson
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.tree import Tree
 
 from mosaic.lineage.model import Rung
 from mosaic.records import Session, Trajectory, TrajectoryState
@@ -16,6 +13,7 @@ from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.explaining import Certificate
 from mosaic.terminal import DATABASE, JSON, TRAJECTORY, counted, print_json, print_table
+from mosaic.tree import Node, print_tree
 
 
 def show(
@@ -50,7 +48,7 @@ def show(
             }
         )
         return
-    Console().print(_tree(found, links, calls=calls))
+    print_tree(_tree(found, links, calls=calls))
     if made:
         typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
     typer.echo(_certified(certified))
@@ -124,17 +122,17 @@ def certificate(
     typer.echo(_certified(found))
 
 
-def _tree(trajectory: Trajectory, links: list[dict[str, Any]], *, calls: bool) -> Tree:
+def _tree(trajectory: Trajectory, links: list[dict[str, Any]], *, calls: bool) -> Node:
     """The trajectory with each session under its parent, and its calls if they are wanted."""
     reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
-    top = Tree(f"{escape(trajectory.trajectory_id)}  {trajectory.state.value}, {reward}")
-    nodes: dict[str | None, Tree] = {}
+    top = Node(f"{trajectory.trajectory_id}  {trajectory.state.value}, {reward}")
+    nodes: dict[str | None, Node] = {}
     for session, link in zip(trajectory.sessions, links, strict=True):
-        told = escape(_session(session, link, over=trajectory.state is not TrajectoryState.OPEN) + _why(link))
-        nodes[session.session_id] = node = nodes.get(session.parent_session_id, top).add(told)
+        told = _session(session, link, over=trajectory.state is not TrajectoryState.OPEN)
+        nodes[session.session_id] = node = nodes.get(session.parent_session_id, top).add(Node(told, _why(link)))
         for call in session.calls if calls else ():
             worth = call.auxiliary or ("exact" if call.exact else "inexact")
-            node.add(escape(f"{call.call_id}  {worth}"))
+            node.add(Node(f"{call.call_id}  {worth}"))
     return top
 
 
@@ -157,8 +155,8 @@ def _session(session: Session, link: Mapping[str, Any], *, over: bool) -> str:
 def _why(link: Mapping[str, Any]) -> str:
     """Why a session stands where it stands; nothing for the one root that needs no reason."""
     if link["kind"] == "root":
-        return "" if link["score"] == 1 else "  (nothing links it to another session)"
-    return f"  ({link['rung']}, score {link['score']:.2f}: {orjson.dumps(link['evidence']).decode()})"
+        return "" if link["score"] == 1 else "(nothing links it to another session)"
+    return f"({link['rung']}, score {link['score']:.2f}: {_json(link['evidence'])})"
 
 
 def _explained(found: Mapping[str, Any]) -> list[str]:

@@ -4,9 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 
 from mosaic.db_commands import seconds
 from mosaic.errors import MosaicError, SettingsError
+from mosaic.scoring.judge import Judge
 from mosaic.scoring.passive import Scored, score_closed
 from mosaic.scoring.scorers import scorer_of
 from mosaic.settings import ScoreConfig, load
@@ -37,7 +39,7 @@ def score(
     """Score closed trajectories of which nobody has said how they went. What is not given is read from [score].
 
     One that cannot be scored becomes unscorable; one on which the scorer fails stays as it is. Exits with 1 when it
-    failed on all.
+    failed on all. A judge is asked a small question first: one that does not answer it scores nothing.
 
         mosaic score --command "python grade.py" --dry-run
         mosaic score --function grading:reward --only "run-7-%"
@@ -51,6 +53,8 @@ def score(
     scorer = scorer_of(config)
     if scorer is None:
         raise SettingsError("there is no scorer.", "Give --function, --command or --judge, or set [score].")
+    if isinstance(scorer, Judge):
+        scorer.check()
     store = Store(settings.database, settings.reward_window_s)
     with progress("scoring") as bar:
         found = score_closed(store, scorer, config, dry_run=dry_run, on_progress=bar)
@@ -64,11 +68,20 @@ def score(
 
 
 def _with(config: ScoreConfig, given: dict[str, Any]) -> ScoreConfig:
-    """The configuration with these changed; a scorer that is given takes the place of one that is configured."""
+    """The configuration with these changed; a scorer that is given takes the place of one that is configured.
+
+    Raises `SettingsError`, naming the option.
+    """
     changed = {name: value for name, value in given.items() if value is not None}
     if any(name in changed for name in SCORERS):
         changed = {**dict.fromkeys(SCORERS), **changed}
-    return config.model_copy(update=changed)
+    try:
+        return ScoreConfig.model_validate({**config.model_dump(), **changed})
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).removesuffix("_s").replace("_", "-")
+        said = f"--{option}: {first['msg'].rstrip('.')}."
+        raise SettingsError(said, "See `mosaic score --help`.") from error
 
 
 def _print(found: list[Scored], dry_run: bool) -> None:

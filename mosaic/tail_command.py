@@ -8,7 +8,6 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -19,8 +18,7 @@ from mosaic.client import Client
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store, call_browsing, feed
-from mosaic.store.database import Database
-from mosaic.store.feed import Mark
+from mosaic.store.feed import Followed
 from mosaic.terminal import DATABASE, printable
 
 EVERY_S = 0.5
@@ -76,11 +74,11 @@ def tail(
 
 
 def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
-    followed = _Followed(Store(settings.database).database, trajectory_id)
+    followed = Followed(Store(settings.database).database, trajectory_id)
     refused = False
     while True:
         try:
-            calls = followed.read()
+            calls = _read(followed)
             refused = False
         except StoreError as error:
             calls = []
@@ -92,43 +90,17 @@ def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
             time.sleep(EVERY_S)
 
 
-@dataclass(slots=True)
-class _Followed:
-    """A database, and how far it has been read."""
-
-    database: Database
-    trajectory_id: str | None
-    mark: Mark | None = None
-    looked_at: float = field(default_factory=time.time)
-    """Of the last look that was answered."""
-    other: bool = False
-    """Whether it is not the one that the mark was of."""
-
-    def read(self) -> list[Call]:
-        """What has ended since the last time. Raises `StoreError`."""
-        now = time.time()
-        self.other = self.database.renewed() or self.other
-        with self.database.reading() as connection:
-            mark = self.mark = self._from(connection)
-            self.other = False
-            events = feed.since(connection, mark, self.trajectory_id)
-            calls = [call for event in events if event.call_id for call in _stored(connection, event.call_id)]
-        self.mark, self.looked_at = events[-1].mark if events else mark, now
-        return calls
-
-    def _from(self, connection: Connection) -> Mark:
-        """Where to read on."""
-        if self.mark is None:
-            mark = feed.newest(connection)
-            known = self.trajectory_id is None or feed.is_known(connection, self.trajectory_id)
-            _begin(f"in {self.database.shown_url}", self.trajectory_id, known=known)
-            return mark
-        if not self.other and not feed.lost(connection, self.mark):
-            return self.mark
-        what = "no longer holds what was followed (replaced, restored or pruned); what ends from now on follows"
-        mark = feed.newest(connection, until=self.looked_at)
-        _say(f"{self.database.shown_url} {what}")
-        return mark
+def _read(followed: Followed) -> list[Call]:
+    """The calls that have ended since the last time. Raises `StoreError`."""
+    shown, trajectory_id, begins = followed.database.shown_url, followed.trajectory_id, followed.mark is None
+    with followed.look() as look:
+        if begins:
+            known = trajectory_id is None or feed.is_known(look.connection, trajectory_id)
+            _begin(f"in {shown}", trajectory_id, known=known)
+        if look.gone:
+            what = "no longer holds what was followed (replaced, restored or pruned); what ends from now on follows"
+            _say(f"{shown} {what}")
+        return [call for event in look.events if event.call_id for call in _stored(look.connection, event.call_id)]
 
 
 def _stored(connection: Connection, call_id: str) -> Iterator[Call]:

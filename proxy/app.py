@@ -1,5 +1,6 @@
 """Puts the server together: model path, control API, recorder, engine client."""
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -8,9 +9,11 @@ import os
 import signal
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -20,7 +23,7 @@ from mosaic import logs
 from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store
-from proxy import announcements, api, browse_api, maintenance, metrics, webhooks
+from proxy import announcements, api, browse_api, maintenance, metrics, stopping, webhooks
 from proxy.access import check_bind, check_host, check_key, check_site
 from proxy.doctor import Latest
 from proxy.events import Events
@@ -37,6 +40,8 @@ MAX_CONTROL_BYTES = 2**20
 """Largest body that a control route takes."""
 CALLS_SHOWN = ("/api/trajectories", "/api/calls", "/api/group", webhooks.PREFIX, "/ui/t", "/ui/c")
 """Routes that show or change what calls have become: all that have ended must be in the database first."""
+
+log = structlog.get_logger()
 
 
 class Application:
@@ -111,13 +116,24 @@ class Application:
                 maintenance.running(self._store, self._settings),
                 announcements.running(self._store, self._settings),
             ):
-                with self._events.ended_by_signals():
+                with stopping.at_once(partial(self._stop, asyncio.get_running_loop())):
                     yield
         finally:
+            self._events.stop()
             self._model_path.close()
             await upstream.close()
             await self._recorder.close()
             self._store.close()
+
+    def _stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called in a signal handler."""
+        self._events.stop()
+        loop.call_soon_threadsafe(self._say_waiting)
+
+    def _say_waiting(self) -> None:
+        if self._model_path is not None and self._model_path.open_calls:
+            waiting = {"calls": self._model_path.open_calls, "at_most_s": self._settings.drain_s}
+            log.info("stopping; open calls get time to end", **waiting)
 
     def _make_control(self) -> FastAPI:
         app = FastAPI(title="Mosaic", lifespan=self._life, redirect_slashes=False)

@@ -52,7 +52,15 @@ class Asked(BaseModel):
 def router(store: Store, events: Events, found: Latest) -> APIRouter:
     """The routes, bound to one store. Whoever serves them has checked the key (`Application`)."""
     api = APIRouter(prefix="/api", responses=REFUSALS)
+    _add_trajectories(api, store)
+    _add_calls(api, store)
+    _add_training(api, store)
+    _add_health(api, store, found)
+    _add_events(api, events)
+    return api
 
+
+def _add_trajectories(api: APIRouter, store: Store) -> None:
     @api.get("/trajectories", response_model=Some)
     def list_trajectories(asked: Annotated[Asked, Query()]) -> dict[str, Any]:
         """Trajectories that fit, newest first."""
@@ -80,6 +88,8 @@ def router(store: Store, events: Events, found: Latest) -> APIRouter:
         with store.database.reading() as connection:
             return paged(call_browsing.call_lines(connection, trajectory_id, cursor, limit))
 
+
+def _add_calls(api: APIRouter, store: Store) -> None:
     @api.get("/calls/{call_id}")
     def show_call(call_id: str) -> dict[str, Any]:
         """One call: its parameters, what came back, how long it took. Messages and tokens are pages of their own."""
@@ -115,6 +125,8 @@ def router(store: Store, events: Events, found: Latest) -> APIRouter:
             "versions": found.versions,
         }
 
+
+def _add_training(api: APIRouter, store: Store) -> None:
     @api.get("/group")
     def show_group(
         task: str = Query(description="Key of the task."),
@@ -144,6 +156,8 @@ def router(store: Store, events: Events, found: Latest) -> APIRouter:
         """Ask the schedule for a run now, whatever its clock and conditions say; it begins at its next look."""
         return {"asked_at": ask_for_run(store)}
 
+
+def _add_health(api: APIRouter, store: Store, found: Latest) -> None:
     @api.get("/findings", response_model=Some)
     async def show_findings() -> dict[str, Any]:
         """What `mosaic doctor` finds from here, or found some seconds ago; asks the engine, for 30 s at most."""
@@ -154,6 +168,8 @@ def router(store: Store, events: Events, found: Latest) -> APIRouter:
         """What can be trained of all that was recorded, what not and why; and what it takes. Reads every call once."""
         return {**asdict(store.certificate()), "database": asdict(stats(store.database))}
 
+
+def _add_events(api: APIRouter, events: Events) -> None:
     @api.get("/events", response_class=StreamingResponse, include_in_schema=False)
     def follow(
         trajectory: str | None = Query(None, description="Only what concerns this trajectory."),
@@ -161,8 +177,6 @@ def router(store: Store, events: Events, found: Latest) -> APIRouter:
     ) -> StreamingResponse:
         """Calls that end and rewards that come, as server-sent events; `Last-Event-ID` resumes."""
         return events.answer(last_event_id, trajectory)
-
-    return api
 
 
 def paged(found: "Page[Any]") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import structlog
 import typer
 import uvicorn
 from uvicorn.supervisors import Multiprocess
@@ -22,13 +23,16 @@ from mosaic.settings import Settings, load
 from mosaic.store import Store, relinking
 from mosaic.terminal import DATABASE, JSON, print_json, progress
 from mosaic.urls import shown_url
-from proxy import spans
+from proxy import engine_watch, spans
 from proxy.access import check_bind
 from proxy.app import Application, create_app
 from proxy.connections import Connection
+from proxy.reading import waiting_calls
 
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
+
+log = structlog.get_logger()
 
 
 def serve(
@@ -77,15 +81,28 @@ def serve(
 def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.socket, said: str) -> None:
     if settings.workers > 1:
         typer.echo(said, err=True)
-        _serve_together(settings, flags, listener)
+        with engine_watch.running(settings):
+            _serve_together(settings, flags, listener)
+        _say_stored(settings)
         return
     server = uvicorn.Server(_config(create_app(settings), settings))
     # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure. Nor is it one to be
     # asked before uvicorn listens to signals.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     typer.echo(said, err=True)
-    with contextlib.suppress(KeyboardInterrupt):  # nor, for the same reason, is Ctrl-C
+    with contextlib.suppress(KeyboardInterrupt), engine_watch.running(settings):  # nor, for the same reason, is Ctrl-C
         server.run(sockets=[listener])
+    _say_stored(settings)
+
+
+def _say_stored(settings: Settings) -> None:
+    if not settings.record:
+        log.info("stopped")
+    elif waiting := waiting_calls(settings.spool):
+        where = {"calls": waiting, "folder": str(settings.spool)}
+        log.warning("stopped; calls wait on the disk until the next start stores them", **where)
+    else:
+        log.info("stopped; all calls are stored")
 
 
 def relink(

@@ -1,23 +1,21 @@
 """Server-sent events of what is committed: calls that ended, rewards that came. Any process sees what all have written.
 
 The id of an event is a mark in the database (`mosaic.store.feed`): who comes back with it as `Last-Event-ID` misses
-nothing. A stream asks the database again every `EVERY_S`; it ends by itself when the server stops.
+nothing. A stream asks the database again every `EVERY_S`, also one that was put into its place. It ends by itself when
+the server stops.
 """
 
 import asyncio
 import contextlib
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import asdict
-from types import FrameType
 
 import orjson
 from starlette.responses import StreamingResponse
 
 from mosaic.errors import RequestError, StoreError
 from mosaic.store import Store
-from mosaic.store.feed import Event, Mark, newest, since
+from mosaic.store.feed import Event, Followed, Mark
 
 EVERY_S = 0.5
 """Seconds between two looks at the database."""
@@ -36,30 +34,8 @@ class Events:
         self._stopped = False
 
     def stop(self) -> None:
-        """End all streams, soon."""
+        """End all streams, soon: a server that drains waits for them."""
         self._stopped = True
-
-    @contextlib.contextmanager
-    def ended_by_signals(self) -> Iterator[None]:
-        """A server that drains waits for its streams: they end when it is told to stop."""
-        told = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
-        before = {number: signal.getsignal(number) for number in told}
-        for number, handler in before.items():
-            if callable(handler):
-                signal.signal(number, self._then(handler))
-        try:
-            yield
-        finally:
-            self.stop()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _then(self, handler: Callable[[int, FrameType | None], object]) -> Callable[[int, FrameType | None], None]:
-        def handle(number: int, frame: FrameType | None) -> None:
-            self.stop()
-            handler(number, frame)
-
-        return handle
 
     def answer(self, last_event_id: str | None, trajectory_id: str | None) -> StreamingResponse:
         """A stream from a mark on, or from now on. Raises `RequestError` for a mark that is none, or for too many."""
@@ -73,16 +49,14 @@ class Events:
 
     async def _follow(self, mark: Mark | None, trajectory_id: str | None) -> AsyncIterator[bytes]:
         self._readers += 1
+        followed = Followed(self._store.database, trajectory_id, mark)
         try:
-            if mark is None:
-                mark = await asyncio.to_thread(self._newest)
-            yield f"retry: 1000\nid: {mark}\nevent: here\ndata: {{}}\n\n".encode()
+            yield _here(await asyncio.to_thread(self._begin, followed))
             silent = 0.0
             while not self._stopped:
-                found = await asyncio.to_thread(self._since, mark, trajectory_id)
-                if found:
-                    mark, silent = found[-1].mark, 0.0
-                    yield b"".join(map(written, found))
+                if said := await asyncio.to_thread(self._since, followed):
+                    silent = 0.0
+                    yield said
                 elif silent >= PING_S:
                     silent = 0.0
                     yield b": still here\n\n"
@@ -91,15 +65,26 @@ class Events:
         finally:
             self._readers -= 1
 
-    def _newest(self) -> Mark:
-        with contextlib.suppress(StoreError), self._store.database.reading() as connection:
-            return newest(connection)
-        return Mark(0, 0)
+    def _begin(self, followed: Followed) -> Mark:
+        """Where a stream begins: at its mark, else at the newest, which is known once the database answers."""
+        if followed.mark is None:
+            with contextlib.suppress(StoreError), followed.look():
+                pass
+        return followed.mark or Mark(0, 0)
 
-    def _since(self, mark: Mark, trajectory_id: str | None) -> list[Event]:
-        with contextlib.suppress(StoreError), self._store.database.reading() as connection:
-            return since(connection, mark, trajectory_id)
-        return []  # A database that is away for a moment is asked again.
+    def _since(self, followed: Followed) -> bytes:
+        with contextlib.suppress(StoreError), followed.look() as look:
+            begin = _here(look.mark, replaced=True) if look.gone else b""
+            return begin + b"".join(map(written, look.events))
+        return b""  # A database that is away for a moment is asked again.
+
+
+def _here(mark: Mark, *, replaced: bool = False) -> bytes:
+    """Where a stream begins, or goes on after the database was replaced, restored or pruned."""
+    return b"retry: 1000\nid: %s\nevent: here\ndata: %s\n\n" % (
+        str(mark).encode(),
+        orjson.dumps({"replaced": True} if replaced else {}),
+    )
 
 
 def written(event: Event) -> bytes:

@@ -77,6 +77,8 @@ class Exchange:
     """Its place in the journal of calls in flight."""
     fidelity: Fidelity | None = None
     """What exact prefix mode made of it."""
+    other_weights: bool = False
+    """Whether other weights answered than those that are live."""
 
     @property
     def call_id(self) -> str:
@@ -99,6 +101,7 @@ class Exchange:
             error=self.error,
             ended_at=time.time(),
             fidelity=self.fidelity,
+            other_weights=self.other_weights,
         )
 
 
@@ -158,7 +161,10 @@ def affinity_of(body: Mapping[str, Any], trajectory_id: str | None, headers: Map
         return trajectory_id
     turns = body.get("messages") or body.get("input") or body.get("prompt")
     first = next((m for m in turns if isinstance(m, dict) and m.get("role") == "user"), "") if turns else ""
-    return f"{client_of(headers)}|{first if isinstance(turns, list) else turns}"
+    try:
+        return f"{client_of(headers)}|{first if isinstance(turns, list) else turns}"
+    except RecursionError:  # it may go to any replica
+        return client_of(headers)
 
 
 def origin_of(

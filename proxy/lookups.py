@@ -24,11 +24,12 @@ class Lookups:
         self._threads = ThreadPoolExecutor(4, "lookup")
 
     async def ask(self, look: Callable[[], T]) -> T:
-        """What `look` finds once all that was recorded until now is there.
-
-        Raises `StoreError` when the database refuses or takes longer than `store_wait_s`.
-        """
+        """What `look` finds once all that was recorded until now is there. Raises as `ask_now` does."""
         await self._recorder.caught_up()
+        return await self.ask_now(look)
+
+    async def ask_now(self, look: Callable[[], T]) -> T:
+        """What `look` finds. Raises `StoreError` when the database refuses or takes longer than `store_wait_s`."""
         try:
             async with asyncio.timeout(self._wait_s):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, look)

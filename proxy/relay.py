@@ -24,6 +24,7 @@ from proxy.exchange import Exchange
 from proxy.recorder import Recorder
 from proxy.token_path import Made, TokenPath
 from proxy.upstream import Upstream, shown_headers
+from proxy.weights import Weights
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -45,12 +46,18 @@ class Relay:
     """The way of calls through one worker."""
 
     def __init__(
-        self, settings: Settings, upstream: Upstream, recorder: Recorder, token_path: TokenPath | None
+        self,
+        settings: Settings,
+        upstream: Upstream,
+        recorder: Recorder,
+        weights: Weights,
+        token_path: TokenPath | None,
     ) -> None:
         self._settings = settings
         self._upstream = upstream
         self._recorder = recorder
         self._journal = recorder.journal
+        self._weights = weights
         self._token_path = token_path
 
     async def run(self, exchange: Exchange, receive: Receive, send: Send) -> None:
@@ -80,6 +87,8 @@ class Relay:
         if not self._settings.record:
             return
         try:
+            if exchange.status is CallStatus.OK:
+                exchange.other_weights = not await self._weights.live(exchange.target)
             await self._recorder.record(exchange.entry, exchange.trace())
         except Exception as error:  # noqa: BLE001 - whatever it is, the client's answer comes first
             self._recorder.lose()
@@ -90,6 +99,7 @@ class Relay:
             try:
                 async with await self._reach(exchange) as response:
                     exchange.http_status = response.status
+                    self._weights.look(exchange.target)
                     _check_usable(response)
                     if response.status == 200 and response.content_type == "text/event-stream":
                         await self._stream(exchange, response, client)

@@ -26,6 +26,7 @@ from proxy.recorder import Recorder
 from proxy.relay import Receive, Relay, Send, answer_headers, send_error, send_whole, while_there
 from proxy.token_path import TokenPath
 from proxy.upstream import Upstream
+from proxy.weights import Weights
 
 Scope = MutableMapping[str, Any]
 
@@ -47,9 +48,15 @@ class ModelPath:
         self._lookups = Lookups(settings, recorder)
         exact = settings.fidelity == "exact" and settings.record
         token_path = TokenPath(settings, upstream, store, self._lookups) if exact else None
-        self._relay = Relay(settings, upstream, recorder, token_path)
+        weights = Weights(settings, store, upstream, self._lookups)
+        self._relay = Relay(settings, upstream, recorder, weights, token_path)
         self._recorder = recorder
         self._calls = 0
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that have not ended."""
+        return self._calls
 
     def close(self) -> None:
         """Ask the store nothing more."""

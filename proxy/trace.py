@@ -50,6 +50,8 @@ class Trace:
     ended_at: float
     fidelity: Fidelity | None = None
     """What exact prefix mode made of it."""
+    other_weights: bool = False
+    """Whether the engine was found to serve other weights than those that the database says are live."""
 
 
 _ORIGIN = frozenset(field.name for field in fields(Origin))
@@ -71,7 +73,9 @@ def origin_from(values: Mapping[str, Any]) -> Origin:
 def _inexact(trace: Trace, reason: str | None) -> str | None:
     if trace.status is not CallStatus.OK:
         return f"call_{trace.status.value}"
-    return reason if trace.origin.trained else "other_model"
+    if not trace.origin.trained:
+        return "other_model"
+    return "other_weights" if trace.other_weights else reason
 
 
 def captured(trace: Trace) -> CapturedCall:

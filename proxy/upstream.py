@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import aiohttp
 import orjson
@@ -72,8 +74,10 @@ class Upstream:
         self._names: dict[str, tuple[float, tuple[str, ...]]] = {}
         """Engine -> (when to ask again, names of its models)."""
         self._asking = asyncio.Lock()
+        self.connections = 0
+        """Connections that were opened so far."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=self._socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
             auto_decompress=True,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -83,6 +87,10 @@ class Upstream:
     async def close(self) -> None:
         """Drop all connections."""
         await self._session.close()
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        self.connections += 1
+        return socket.socket(*address[:3])
 
     async def target(self, model: object, affinity: Callable[[], str] = str) -> Target:
         """Where a call for `model` goes: to the first pattern of the map that fits, else to the policy.
@@ -117,16 +125,23 @@ class Upstream:
 
     async def _ask(self, base: str) -> tuple[str, ...]:
         try:
-            async with self._session.get(
-                f"{base}/models",
-                headers=self._key_header(self._settings.upstream_api_key),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self._settings.connect_timeout_s),
-            ) as response:
-                found = orjson.loads(await response.read())["data"]
-                return tuple(str(model["id"]) for model in found)
+            _, said = await self.get(f"{base}/models")
+            return tuple(str(model["id"]) for model in said["data"])
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             return ()
+
+    async def get(self, url: str) -> tuple[int, Any]:
+        """Status and JSON of what an engine of the policy says of itself at a URL.
+
+        Raises `aiohttp.ClientError`, `TimeoutError`, and `ValueError` for what is no JSON.
+        """
+        async with self._session.get(
+            url,
+            headers=self._key_header(self._settings.upstream_api_key),
+            allow_redirects=False,
+            timeout=aiohttp.ClientTimeout(total=self._settings.connect_timeout_s),
+        ) as response:
+            return response.status, orjson.loads(await response.read())
 
     def policy(self) -> Target:
         """The policy's first replica, for what concerns no conversation."""

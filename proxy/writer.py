@@ -26,6 +26,7 @@ from mosaic import logs
 from mosaic.capture import CapturedCall
 from mosaic.errors import StoreError
 from mosaic.lineage import Placement
+from mosaic.nesting import is_deep, shallow
 from mosaic.settings import load
 from mosaic.store import Store
 from proxy import owned
@@ -172,8 +173,7 @@ class Writer:
         """True when the calls are dealt with: stored, or put aside because they never can be. False when the database
         refuses for now."""
         try:
-            calls = [captured(trace) for trace in traces]
-            placements = self._opened().record(calls)
+            calls, placements = self._record([captured(trace) for trace in traces])
         except Exception as error:  # noqa: BLE001 - what is not the database's fault lies in a call
             said = f"{type(error).__name__}: {error}"
             log.error("calls not stored", calls=len(traces), error=said)
@@ -187,6 +187,18 @@ class Writer:
             return self._write(traces[:half]) and self._write(traces[half:])
         self._tell(calls, placements)
         return True
+
+    def _record(self, calls: Sequence[CapturedCall]) -> tuple[Sequence[CapturedCall], Sequence[Placement]]:
+        """Store the calls, with what is nested too deeply in them as text."""
+        try:
+            return calls, self._opened().record(calls)
+        except RecursionError:
+            if not (deep := sum(map(is_deep, calls))):
+                raise
+            flat = [shallow(call) for call in calls]
+            found = flat, self._opened().record(flat)
+            self._count("flattened_calls", "nested_too_deep", deep)
+            return found
 
     def _tell(self, calls: Sequence[CapturedCall], placements: Sequence[Placement]) -> None:
         try:

@@ -120,11 +120,11 @@ def _show(report: JobReport) -> None:
     if report.resumed_from is not None:
         typer.echo(f"{report.job_id} was taken up where it had stopped ({report.resumed_from.value})")
     paused = report.published.pause_seconds
-    swap = "swap" if paused is None else f"swap {paused:.2f} s"
+    swap = "swap pause not known" if paused is None else f"swap pause {paused:.2f} s"
     typer.echo(
-        f"version {report.version} is live: {counted(report.trajectories, 'trajectory')} of "
-        f"{counted(report.groups, 'group')}, {counted(report.train.tokens, 'token')}, "
-        f"{counted(report.train.steps, 'step')} in {report.train.seconds:.1f} s; "
+        f"version {report.version} is live: trained {counted(report.trajectories_trained, 'trajectory')} of "
+        f"{counted(report.groups_trained, 'group')}, {counted(report.train.tokens_trained, 'token')}, "
+        f"{counted(report.train.steps, 'step')} in {report.train.train_seconds:.1f} s; "
         f"{swap}; engine and trainer {report.published.gap_mean:.2g} nats apart"
     )
     typer.echo(f"checkpoint: {report.train.checkpoint} (to restart vLLM on it: --model {report.train.checkpoint})")
@@ -142,7 +142,7 @@ def _show_preview(found: Preview, as_json: bool) -> None:
         print_json(asdict(found))
     else:
         _print_preview(found)
-    if not found.sequences and found.unsettled_job is None and not found.to_score:
+    if not found.sequences_trained and found.unsettled_job is None and not found.to_score:
         raise NothingToTrain("there is nothing to learn from.", "Score attempts of one task with different outcomes.")
 
 
@@ -156,8 +156,9 @@ def _print_preview(found: Preview) -> None:
     if found.to_score:
         typer.echo(f"first, the scorer of [score] would be asked about {found.to_score} closed trajectories")
     typer.echo(
-        f"from version {found.version}: {counted(found.trajectories, 'trajectory')} of "
-        f"{counted(found.groups, 'group')}, {counted(found.sequences, 'sequence')}, {counted(found.tokens, 'token')}"
+        f"from version {found.version} would be trained: {counted(found.trajectories_trained, 'trajectory')} of "
+        f"{counted(found.groups_trained, 'group')}, {counted(found.sequences_trained, 'sequence')}, "
+        f"{counted(found.tokens_trained, 'token')}"
     )
     _say_left_out(found.left_out)
     if found.not_scored:

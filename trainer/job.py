@@ -61,8 +61,8 @@ class JobReport:
 
     job_id: str
     version: int
-    groups: int
-    trajectories: int
+    groups_trained: int
+    trajectories_trained: int
     left_out: Mapping[str, int]
     train: TrainReport
     published: PublishReport
@@ -227,8 +227,8 @@ def _to_its_end(work: _Work, on_step: Callable[[StepReport], None]) -> JobReport
     return JobReport(
         job_id=work.job.job_id,
         version=published.version,
-        groups=chosen["trained_groups"],
-        trajectories=len(chosen["rewards"]),
+        groups_trained=chosen["groups_trained"],
+        trajectories_trained=len(chosen["rewards"]),
         left_out=chosen["left_out"],
         train=trained,
         published=published,
@@ -242,8 +242,10 @@ def _train(work: _Work, on_step: Callable[[StepReport], None]) -> None:
         groups = work.store.groups(Waiting(work.job.selection["groups"], {}))
         told = work.settings.model_copy(update={"train": work.config})
         known = estimated(work.store, groups, told, rule(work.config))
-        selection = choose(groups, work.config, rule(work.config), work.job.policy_from, known)
-        probe = _credited(work, selection, chosen_figures(groups, selection.sequences, work.job.policy_from))
+        credited = rule(work.config)
+        selection = choose(groups, work.config, credited, work.job.policy_from, known)
+        figures = chosen_figures(groups, selection, work.job.policy_from, credited.success_reward)
+        probe = _credited(work, selection, figures)
         running_engines(work.settings, serving(work.store, work.job.policy_from, work.model), probe)
         _remove_leftovers(work)
         optimizer = work.model / OPTIMIZER_FILE
@@ -278,7 +280,7 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
     credited = {
         "groups": chosen["groups"],
-        "trained_groups": sum(c.drop_reason is None for c in selection.credits),
+        "groups_trained": selection.groups_trained,
         "left_out": left_out,
         "rewards": selection.trained,
         "advantages": advantages,

@@ -18,6 +18,7 @@ app = typer.Typer(help="List policy versions, go back to one, pin one, make a fi
 UPSTREAM = typer.Option(None, help="Base URL of the vLLM that serves the policy.")
 MODEL = typer.Option(None, help="Checkpoint that the engine started with (until a job has run).")
 LEASE = "training"
+FIRST = "version 0 is live: the checkpoint that the engine started with"
 
 
 @app.command("list")
@@ -37,7 +38,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
         return
     print_table("version state weights_of live_since gap job path", [_row(one, live) for one in found])
     if not live:
-        typer.echo("version 0 is live: the checkpoint that the engine started with")
+        typer.echo(FIRST)
 
 
 def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
@@ -49,17 +50,24 @@ def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
 
 @app.command()
 def show(
-    version: int = typer.Argument(help="Number of the version."), as_json: bool = JSON, database: str | None = DATABASE
+    version: int | None = typer.Argument(None, help="Number of the version; not given: the live one."),
+    as_json: bool = JSON,
+    database: str | None = DATABASE,
 ) -> None:
     """Show one version: its weights, how it was verified, and the job that trained it.
 
     The gap is the distance in nats between the engine's logprobs and the trainer's for the same tokens.
 
+        mosaic policy show
         mosaic policy show 7
         mosaic policy show 7 --json
     """
     store = Store(load(database=database).database)
-    found = find(listed(store), version)
+    known, live = listed(store), store.policy()[0]
+    if version is None and live not in {one.version for one in known}:
+        typer.echo('{"version": {"version": 0, "state": "live"}, "job": null, "metrics": {}}' if as_json else FIRST)
+        return
+    found = find(known, live if version is None else version)
     job = None if found.job_id is None else store.job(found.job_id)
     numbers = {} if job is None else store.job_metrics(job.job_id)
     if as_json:

@@ -30,7 +30,7 @@ class Candidate:
     """Why it would not be trained; None when it would."""
     sequences: int
     tokens: int
-    """Trained tokens."""
+    """Trained tokens, in one epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Preview:
 
     version: int
     """The live policy version, from which it would start."""
-    groups: int
-    """Groups that would be trained."""
-    trajectories: int
-    sequences: int
-    tokens: int
+    groups_trained: int
+    trajectories_trained: int
+    sequences_trained: int
+    tokens_trained: int
+    """Over all epochs."""
     candidates: tuple[Candidate, ...]
     """Every scored trajectory, newest first."""
     left_out: Mapping[str, int]
@@ -83,10 +83,10 @@ def preview(store: Store, settings: Settings) -> Preview:
     trained_before = states.pop(TrajectoryState.TRAINED.value, 0)
     return Preview(
         version=version,
-        groups=sum(credit.drop_reason is None for credit in selection.credits),
-        trajectories=len(selection.trained),
-        sequences=len(selection.sequences),
-        tokens=tokens.total(),
+        groups_trained=selection.groups_trained,
+        trajectories_trained=len(selection.trained),
+        sequences_trained=len(selection.sequences),
+        tokens_trained=tokens.total() * config.epochs,
         candidates=tuple(candidates),
         left_out={**waiting.left_out, **selection.left_out},
         not_scored={state: number for state, number in states.items() if state != TrajectoryState.SCORED},

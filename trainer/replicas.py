@@ -106,8 +106,8 @@ def _allowed_gap(engine: EngineControl, live: Live) -> float:
 
 def _refusal(engine: EngineControl, live: Live, why: str) -> EngineError:
     return EngineError(
-        f"the engine {engine.shown} does not serve version {live.version}: {why}, and its newest calls carry a "
-        "wrong version.",
+        f"the engine {engine.shown} does not serve version {live.version}: {why}, so its newest calls are not "
+        "the live policy's.",
         f"Restart it with --model {live.checkpoint}."
         if not engine.adapter
         else f"Let the link of --lora-modules {engine.model}=LINK point to {live.checkpoint}, and restart it.",

@@ -107,17 +107,17 @@ class TrainReport:
     the first step: numerical disagreement, without policy lag."""
     logprob_gap_max: float
     """The largest of these."""
-    tokens: int
-    """Trained tokens over all epochs."""
+    tokens_trained: int
+    """Over all epochs."""
     pushed_tokens: int
     """Tokens that went through the model in one epoch, prompts included, padding not."""
     padding_waste: float
     """Share of padding among all that went through it."""
-    sequences: int
-    trajectories: int
+    sequences_trained: int
+    trajectories_trained: int
     steps: int
     """Optimizer steps."""
-    seconds: float
+    train_seconds: float
     """Wall time with loading and saving, without importing TRL."""
     checkpoint: Path
     """Folder of the new checkpoint."""

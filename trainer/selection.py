@@ -32,6 +32,11 @@ class Selection:
     left_out: Mapping[str, int]
     """Reason -> trajectories, groups or calls that are not trained for it."""
 
+    @property
+    def groups_trained(self) -> int:
+        """Groups with at least one trajectory that is trained."""
+        return sum(any(t.trajectory_id in self.trained for t in credit.trajectories) for credit in self.credits)
+
 
 def choose(
     groups: list[Group], config: TrainConfig, rule: CreditSettings, version: int, known: Contributions | None = None

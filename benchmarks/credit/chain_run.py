@@ -122,7 +122,11 @@ def _trained(stage: Stage) -> dict[str, Any]:
         report = stage.train()
     except NothingToTrain as nothing:
         return {"trained_tokens": 0, "nothing": str(nothing)}
-    return {"trained_tokens": report.train.tokens, "train_s": report.train.seconds, "left_out": dict(report.left_out)}
+    return {
+        "trained_tokens": report.train.tokens_trained,
+        "train_s": report.train.train_seconds,
+        "left_out": dict(report.left_out),
+    }
 
 
 def _probe(stage: Stage, budget: Budget, held_out: Sequence[Question]) -> dict[str, Any]:

@@ -213,11 +213,11 @@ def run(plan: Plan, folder: Path) -> Summary:
 def _round(batch: Batch, report: JobReport) -> Round:
     return Round(
         batch=batch,
-        trained_tokens=report.train.tokens,
-        sequences=report.train.sequences,
+        trained_tokens=report.train.tokens_trained,
+        sequences=report.train.sequences_trained,
         loss=report.train.loss,
         published_version=report.version,
-        train_s=report.train.seconds,
+        train_s=report.train.train_seconds,
         publish_s=report.published.seconds,
         pause_s=report.published.pause_seconds or 0.0,
         logprob_gap=report.published.gap_mean,

@@ -52,10 +52,15 @@ def digest(body: bytes, parent: str | None = None) -> str:
 
 
 def dump(value: object) -> bytes:
-    """JSON with sorted keys. Lone surrogates survive as `\\udXXX` escapes, which orjson refuses to write."""
+    """JSON with sorted keys. Lone surrogates survive as `\\udXXX` escapes, which orjson refuses to write.
+
+    Raises `RecursionError` for what is nested too deeply to be read back by everybody (`mosaic.nesting`).
+    """
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:
+    except TypeError as error:
+        if "Recursion" in str(error):
+            raise RecursionError("nested too deeply") from error
         import json
 
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

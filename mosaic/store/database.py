@@ -82,6 +82,11 @@ class Database:
             return None
         return found.st_dev, found.st_ino
 
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """What tells the SQLite file that is read from others that stood in its place; None for other databases."""
+        return self._identity
+
     def replaced(self) -> bool:
         """Whether another file has been put into the place of the one that was read before; asked once."""
         was, self._replaced = self._replaced, False

@@ -4,10 +4,14 @@ A `Mark` is how far somebody has read. Row numbers rise in the order of commits 
 committed later can stand before a mark.
 """
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, func, select
 
+from mosaic.store.database import Database
 from mosaic.store.models import CallRow, RewardRow, TrajectoryRow
 
 MOST = 500
@@ -85,3 +89,50 @@ def since(connection: Connection, mark: Mark, trajectory_id: str | None = None) 
         mark = Mark(mark.calls, number)
         found.append(Event(mark, "reward", trajectory, judged, None, at))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a database that is followed."""
+
+    connection: Connection
+    mark: Mark
+    """Where it began to read."""
+    gone: bool
+    """Whether what was followed is not there any more: replaced, restored or pruned."""
+    events: list[Event]
+    """What has happened since the last look."""
+
+
+@dataclass(slots=True)
+class Followed:
+    """A database, or one trajectory of it, that is read on and on, whatever is put into its place."""
+
+    database: Database
+    trajectory_id: str | None = None
+    mark: Mark | None = None
+    """How far it has been read; None before the first look, which begins at the newest."""
+    looked_at: float = field(default_factory=time.time)
+    """Of the last look that was answered."""
+    file: object = None
+    """What tells the file that the mark is of from others; None for any."""
+
+    @contextmanager
+    def look(self) -> Iterator[Look]:
+        """What has happened since. It counts as read when the context ends well. Raises `StoreError`."""
+        now = time.time()
+        self.database.renewed()
+        file = self.database.identity
+        with self.database.reading() as connection:
+            mark, gone = self._from(connection, file)
+            events = since(connection, mark, self.trajectory_id)
+            yield Look(connection, mark, gone, events)
+        self.mark, self.looked_at, self.file = events[-1].mark if events else mark, now, file
+
+    def _from(self, connection: Connection, file: object) -> tuple[Mark, bool]:
+        """Where to read on, and whether what came before is gone."""
+        if self.mark is None:
+            return newest(connection), False
+        if self.file in (None, file) and not lost(connection, self.mark):
+            return self.mark, False
+        return newest(connection, until=self.looked_at), True

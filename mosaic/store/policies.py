@@ -7,6 +7,7 @@ that are put back get a number of their own (`restores`), so that every token's 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -92,6 +93,24 @@ def same_weights(found: Sequence[PolicyVersion], version: int) -> frozenset[int]
     """Every number under which the weights of `version` have been, its own included."""
     first = original(found, version)
     return frozenset({first} | {one.version for one in found if original(found, one.version) == first})
+
+
+def serves(found: Sequence[PolicyVersion], said: str | None, root: Path | None) -> bool | None:
+    """Whether an engine serves the live weights, or those that are being put live; None when it does not say enough.
+
+    `said`: its `weight_version`, a number once it was given weights and a word of its own before that; None where it
+    does not tell. `root`: the folder from which it says that it had the policy when it started.
+    """
+    live = next((one for one in reversed(found) if one.state == "live"), None)
+    if live is None:
+        return True
+    coming = [one for one in found if one.version > live.version and one.state == "loading"]
+    if said is not None and said.isdecimal():
+        return int(said) in same_weights(found, live.version) | {one.version for one in coming}
+    if root is None:
+        return None
+    started_on_it = root.resolve() in [Path(one.path).resolve() for one in (live, *coming)]
+    return started_on_it or (None if said is None else False)
 
 
 def pin(connection: Connection, version: int | None) -> None:

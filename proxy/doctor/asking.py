@@ -63,7 +63,7 @@ class Server:
     def __init__(self, root: str, key: SecretStr | None = None, until: float = math.inf) -> None:
         """`root` is its address without a path; it is asked nothing after `until`, by the monotonic clock."""
         self._address = root.rstrip("/")
-        self.root = _shown(self._address)
+        self.root = shown_url(self._address)
         """The address as it may be shown."""
         self._key = key
         self._until = until
@@ -111,20 +111,13 @@ def _reason(error: Exception) -> str:
     return " ".join(str(said).split())[:300] or type(error).__name__
 
 
-def _shown(address: str) -> str:
-    try:
-        return shown_url(address)
-    except ValueError:
-        return "an address that cannot be read"
-
-
 class Engine(Server):
     """One vLLM of the policy's."""
 
     def __init__(self, base: str, key: SecretStr | None = None, until: float = math.inf) -> None:
         """`base` is its address up to and with /v1."""
         super().__init__(base.rstrip("/").removesuffix("/v1"), key, until)
-        self.base = _shown(base)
+        self.base = shown_url(base)
         """The address as it may be shown."""
 
     @cached_property

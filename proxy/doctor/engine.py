@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mosaic.errors import EngineError
-from mosaic.store.policies import same_weights
+from mosaic.store.policies import serves
 from proxy.doctor.asking import Engine
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
@@ -89,21 +89,20 @@ def weights(subject: Subject) -> Iterator[Finding]:
     if subject.store is None or path is None:
         yield ok("version 0 is live: the checkpoint that the engine started with")
         return
-    numbers = {str(number) for number in same_weights(subject.store.versions(), live)}
+    versions = subject.store.versions()
     for engine in subject.up:
-        said = engine.ask("/weight_info").json.get("weight_version")
-        root = _root(subject, engine)
-        started_on_it = root is not None and Path(root).resolve() == Path(path).resolve()
-        if str(said) in numbers or (started_on_it and not str(said).isdecimal()):
+        told = engine.ask("/weight_info").json.get("weight_version")
+        said, root = None if told is None else str(told), _root(subject, engine)
+        live_there = serves(versions, said, None if root is None else Path(root))
+        if live_there:
             yield ok(f"engine {engine.base} serves version {live} ({path})")
-            continue
-        if said is None:
+        elif live_there is None:
             yield note(f"engine {engine.base} does not say which weights it serves", "Only its administration does.")
-            continue
-        why = "Its calls are recorded under a version that did not sample them, and training goes wrong on them."
-        step = f"Start vLLM on {path}; jobs refuse to run until then."
-        found = f"version {said}" if str(said).isdecimal() else root or said
-        yield wrong(f"engine {engine.base} does not serve version {live}, but {found}", why, step)
+        else:
+            found = f"version {said}" if str(said).isdecimal() else root or said
+            why = "Its calls are recorded, but not trained: the live policy did not sample them."
+            step = f"Start vLLM on {path}; jobs refuse to run until then."
+            yield wrong(f"engine {engine.base} does not serve version {live}, but {found}", why, step)
 
 
 def swapping(subject: Subject) -> Iterator[Finding]:

@@ -24,6 +24,7 @@ SURE = 0.9
 LOUD = {
     "rejected_calls": "Look at rejected.jsonl in the spool folder, and report it as a fault of Mosaic's.",
     "journal_calls_unreadable": "Calls in damaged files of the spool folder; they are kept there as damaged-*.",
+    "flattened_calls": "Calls in which what is nested over 254 deep is kept as text; their tokens are as always.",
     "untold_calls": "Stored calls that /metrics and spans lack; the proxy's log has the reason.",
     "interrupted_calls": "Calls in flight when a proxy was killed; stored with what was seen.",
     "inexact_calls": "Calls that cannot be trained, by reason; few are normal (aborted, failed), many are not.",

@@ -164,10 +164,7 @@ def _call(
         events = EventSplitter()
         for event in (*events.feed(answered.body), events.last()):
             kept.event(event, 0.0)
-    try:
-        return answered, kept.captured()
-    except (OverflowError, TypeError, ValueError) as error:  # numbers that are none
-        raise _no_answer(engine, answered) from error
+    return answered, kept.captured()
 
 
 def _ask(engine: Engine, subject: Subject, messages: Sequence[Json], more: Mapping[str, Any]) -> Answered:

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from mosaic.credit import CreditSettings
 from mosaic.store.progress import Attempt, Job, Version
 
 BUCKETS = 60
 """Points of a series over attempts, at most."""
 SMALLEST = 8
 """Attempts behind one point, at least, where there are enough of them: fewer would show chance alone."""
-SUCCESS = 0.5
-"""A reward of at least this is a success (`CreditSettings.success_reward`)."""
+SUCCESS = CreditSettings().success_reward
+"""A reward of at least this is a success, for the credit rule and for a job's figures too."""
 JOB_FIGURES = {
+    "success": "Success of what a job considered",
     "mean_ratio": "Ratio π/π engine",
     "entropy": "Entropy, nats",
     "clip_fraction": "Clipped tokens",

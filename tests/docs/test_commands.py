@@ -127,4 +127,4 @@ async def test_the_marked_blocks_of_a_page_run(page: Path, tmp_path: Path) -> No
     assert status == 0, printed
     if page.name == "start.md":
         assert "first-4" in printed
-        assert re.search(r"from version 0: 4 trajectories of 1 group, 4 sequences", printed), printed
+        assert re.search(r"from version 0 would be trained: 4 trajectories of 1 group, 4 sequences", printed), printed

@@ -11,7 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from sqlalchemy import delete
 
+from mosaic.store import Store
+from mosaic.store.models import CallRow
 from proxy import events
 from tests.conftest import Proxy, ProxyFactory
 from tests.engine import Turn
@@ -116,6 +119,39 @@ async def test_an_id_that_is_none_and_a_reader_too_many_are_refused(
             async with client.get(f"{proxy.url}/api/events") as response:
                 assert response.status == 503
                 assert (await response.json())["error"]["type"] == "RequestError"
+
+
+async def test_a_file_that_takes_the_place_of_the_one_followed_is_followed_on(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        await called(proxy, "before-1")
+        await called(proxy, "before-2")
+        async with reading(proxy) as stream:
+            begun = await stream.next("here")
+            file = Path(proxy.settings.database.removeprefix("sqlite:///"))
+            for part in list(file.parent.glob(f"{file.name}*")):
+                part.rename(part.with_name(part.name.replace("mosaic", "away")))
+            Store(proxy.settings.database).close()
+            assert (await stream.next("here"))["data"] == {"replaced": True}
+            await called(proxy, "anew")
+            event = await stream.next("call")
+            assert event["data"]["trajectory_id"] == "anew"
+        async with reading(proxy, **{"Last-Event-ID": begun["id"]}) as stream:
+            assert (await stream.next("here"))["data"] == {}
+            assert await stream.next("here") == {**event, "event": "here", "data": {"replaced": True}, "retry": "1000"}
+            await called(proxy, "later")
+            assert (await stream.next("call"))["data"]["trajectory_id"] == "later"
+
+
+async def test_numbers_that_are_given_again_are_followed(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        await called(proxy, "before")
+        async with reading(proxy) as stream:
+            await stream.next("here")
+            with proxy.store.database.writing() as connection:
+                connection.execute(delete(CallRow))
+            assert (await stream.next("here"))["data"] == {"replaced": True}
+            await called(proxy, "again")
+            assert (await stream.next("call"))["data"]["trajectory_id"] == "again"
 
 
 def test_a_server_that_is_told_to_stop_does_not_wait_for_those_who_only_listen(tmp_path: Path) -> None:

@@ -1,17 +1,24 @@
 """A judge model behind a real HTTP server."""
 
 import asyncio
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mosaic.records import TrajectoryState
 from mosaic.scoring import judge as judge_module
 from mosaic.scoring.judge import RETRIES, Judge
 from mosaic.scoring.outcome import Score, ScoreError
+from mosaic.store import Store
 from tests.engine import Fault, ScriptedEngine, Turn
-from tests.playbook import user
+from tests.engine.raw import End, RawEngine, head
+from tests.lineage.test_lineage import linear
+from tests.playbook import Recording, user
 from tests.scoring.test_transcript import trajectory_of
+from tests.test_cli import mosaic
 
 TRAJECTORY = trajectory_of([user("find the capital of France"), user("x" * 5000)])
 
@@ -78,6 +85,75 @@ async def test_a_question_that_is_refused_is_not_asked_again() -> None:
     with pytest.raises(ScoreError, match="refused with status 400"):
         await judged(refuses)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "step"),
+    [
+        (
+            ["--judge", "localhost:9", "--judge-model", "m"],
+            "--judge: Value error, it is no web address",
+            "mosaic score",
+        ),
+        (["--judge", "http://127.0.0.1:9/v1"], "the judge has no model", "--judge-model"),
+        (["--judge", "http://127.0.0.1:9/v1", "--judge-model", "m", "--timeout", "0s"], "--timeout: Input", "--help"),
+        (["--judge", "http://me:secret@127.0.0.1:9/v1", "--judge-model", "m"], "does not answer", "Is it up?"),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_scores_nothing(tmp_path: Path, given: list[str], said: str, step: str) -> None:
+    record(tmp_path)
+    done = mosaic(tmp_path, "score", *given, "--database", f"sqlite:///{tmp_path}/mosaic.db")
+    assert (done.returncode in (1, 2), said in done.stderr, step in done.stderr) == (True, True, True), done.stderr
+    assert "secret" not in done.stderr
+    assert done.stdout == ""
+    unscored(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("end", "model", "said"),
+    [("/v1", "other", "status 404: .*The model `other` does not exist"), ("", "policy", "status 404.*up to /v1")],
+)
+async def test_a_judge_that_refuses_is_asked_once_and_scores_nothing(
+    tmp_path: Path, end: str, model: str, said: str
+) -> None:
+    record(tmp_path)
+    engine = ScriptedEngine(lambda _: Turn('{"reward": 1}'))
+    async with engine.serve() as url:
+        given = ["--judge", url.removesuffix("/v1") + end, "--judge-model", model]
+        where = ("--database", f"sqlite:///{tmp_path}/mosaic.db")
+        done = await asyncio.to_thread(mosaic, tmp_path, "score", *given, *where)
+        assert done.returncode == 1
+        assert re.search(said, " ".join(done.stderr.split())), done.stderr
+        unscored(tmp_path)
+        good = ["--judge", url, "--judge-model", "policy"]
+        done = await asyncio.to_thread(mosaic, tmp_path, "score", *good, *where)
+        assert done.stdout.splitlines()[-1] == "1 scored, mean 1, 0 unscorable, 0 failed; 1 written", done.stderr
+    assert [request["messages"][-1]["content"] == "Say OK." for request in engine.requests[-2:]] == [True, False]
+
+
+async def test_a_redirect_takes_the_key_nowhere() -> None:
+    engine = ScriptedEngine(lambda _: Turn('{"reward": 1}'))
+    async with engine.serve() as elsewhere:
+        moved = head(f"location: {elsewhere}/models", "content-length: 0", status="302 Found")
+        async with RawEngine(lambda _: [moved, End.FIN]).serve() as url:
+            with pytest.raises(ScoreError, match="refused with status 302"):
+                await asyncio.to_thread(Judge(url, "policy", "secret").check)
+    assert engine.headers == []
+
+
+def record(folder: Path) -> None:
+    store = Store(f"sqlite:///{folder}/mosaic.db")
+    store.record(linear(Recording("run-1")))
+    store.end("run-1", TrajectoryState.CLOSED, "test")
+    store.close()
+
+
+def unscored(folder: Path) -> None:
+    store = Store(f"sqlite:///{folder}/mosaic.db")
+    (found,) = store.trajectories()
+    assert (found.state, found.reward) == ("closed", None)
+    assert store.counters().get("scorer_failures") is None
+    store.close()
 
 
 def test_a_judge_never_shows_its_key() -> None:

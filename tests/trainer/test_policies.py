@@ -207,6 +207,8 @@ def test_going_back_serves_the_weights_before_and_forth_again(place: Place, mode
     assert listed[-1]["path"] == str(model_dir)
     assert json.loads(place.command("show", "0", "--json"))["version"]["path"] == str(model_dir)
     assert "3" in place.command("list")
+    assert json.loads(place.command("show", "--json"))["version"]["version"] == 3
+    assert place.command("show") == place.command("show", "3") != place.command("show", "1")
     shown = json.loads(place.command("show", "1", "--json"))
     assert shown["job"]["job_id"] == report.job_id
     assert shown["metrics"]["loss"] == report.train.loss
@@ -262,6 +264,11 @@ def test_a_pinned_version_stays_until_it_is_let_go(place: Place) -> None:
     assert len(place.store.jobs()) == 1
     assert place.command("pin", "--off") == "no version is pinned\n"
     assert run_job(place.store, place.settings).version == 3
+
+
+def test_before_the_first_job_the_engines_own_checkpoint_is_live(place: Place) -> None:
+    assert place.command("show") == "version 0 is live: the checkpoint that the engine started with\n"
+    assert json.loads(place.command("show", "--json"))["version"] == {"version": 0, "state": "live"}
 
 
 @pytest.mark.parametrize(

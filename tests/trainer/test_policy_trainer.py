@@ -199,8 +199,8 @@ def test_a_round_reports_every_step_and_leaves_a_whole_checkpoint(
     report = run(model_dir, round_of_four, settings, output_dir, on_step=steps.append)
     assert [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
     assert report.steps == 6
-    assert report.tokens == 2 * sum(s.n_trained for s in round_of_four) == sum(step.tokens for step in steps)
-    assert (report.sequences, report.trajectories) == (7, 4)
+    assert report.tokens_trained == 2 * sum(s.n_trained for s in round_of_four) == sum(step.tokens for step in steps)
+    assert (report.sequences_trained, report.trajectories_trained) == (7, 4)
     assert 0 < report.clip_fraction < 1
     assert report.entropy > 0
     AutoModelForCausalLM.from_pretrained(output_dir)
@@ -322,7 +322,7 @@ def test_any_number_of_sequences_trains(
     sequences = [make_sequence(n, f"t{n}", (3, 2 + n % 5), advantage=1.0 - n) for n in range(n_sequences)]
     report = run(model_dir, sequences, replace(SETTINGS, minibatches=4), tmp_path / "out")
     assert report.steps == min(4, n_sequences)
-    assert report.tokens == sum(s.n_trained for s in sequences)
+    assert report.tokens_trained == sum(s.n_trained for s in sequences)
 
 
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing(

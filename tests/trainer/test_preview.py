@@ -69,10 +69,12 @@ def test_the_numbers_are_those_of_the_sequences_and_nothing_is_written(store: St
     store.record(compaction(Recording("unscored")))
     store.end("open", TrajectoryState.FAILED, "test")
     found = preview(store, Settings())
-    assert (found.version, found.groups, found.trajectories) == (0, 1, 2)
+    assert (found.version, found.groups_trained, found.trajectories_trained) == (0, 1, 2)
     scored = [c for c in calls if c.trajectory_id in ("a", "b")]
-    assert found.tokens == sum(len(c.choices[0].ids_T) for c in scored) == sum(c.tokens for c in found.candidates)
-    assert found.sequences == sum(c.sequences for c in found.candidates)
+    assert (
+        found.tokens_trained == sum(len(c.choices[0].ids_T) for c in scored) == sum(c.tokens for c in found.candidates)
+    )
+    assert found.sequences_trained == sum(c.sequences for c in found.candidates)
     assert found.not_scored == {"failed": 1, "open": 1}
     assert store.jobs() == []
     assert "left_out_of_training" not in store.counters()
@@ -132,7 +134,7 @@ def test_an_age_is_a_number_with_a_unit(
     attempts(store, {"a": 1, "b": 0})
     flags = ["--dry-run", "--json", "--newer-than", age, "--database", f"sqlite:///{tmp_path}/mosaic.db"]
     said = json.loads(CliRunner().invoke(app, flags).stdout)
-    assert (said["trajectories"] == 2) is trained
+    assert (said["trajectories_trained"] == 2) is trained
 
 
 def test_what_the_scorer_would_be_asked_about_first_is_counted_and_not_asked(store: Store) -> None:

@@ -160,7 +160,7 @@ def check_tracked(file: Path, kept: Mapping[str, float]) -> None:
     assert {line["optimizer_step"] for line in written if line["kind"] == "step"} == {1, 2}
     (told,) = (line for line in written if line["kind"] == "job")
     assert (told["policy_version"], told["reward_mean"], told["success"]) == (1, 0.5, 0.5)
-    assert (told["groups"], told["groups_zero_variance"]) == (1, 0)
+    assert (told["groups_considered"], told["groups_trained"], told["groups_zero_variance"]) == (1, 1, 0)
     assert told["sessions_per_trajectory"] > 1
     assert kept.items() <= told.items()
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mosaic.credit import GroupCredit, TrajectoryCredit
 from mosaic.errors import SettingsError
 from mosaic.records import Group, Trajectory, TrajectoryState
 from mosaic.settings import Settings, TrainConfig
@@ -17,6 +18,7 @@ from trainer.figures import chosen_figures, job_figures
 from trainer.job import run_job
 from trainer.publish import PublishReport
 from trainer.round import StepReport, TrainReport
+from trainer.selection import Selection
 from trainer.tracking import JsonLines, Kind, Tracking, check_trackers
 
 STEP = StepReport(1, 2, loss=0.5, grad_norm=1.5, tokens=40, mean_ratio=1.0, clip_fraction=0.1, entropy=0.7)
@@ -105,17 +107,25 @@ def group(key: str, *rewards: float | None) -> Group:
     return Group(key, tuple(attempts))
 
 
+def compared(*names: str) -> GroupCredit:
+    nothing: dict[str, Any] = {"advantage": 0.0, "usage": 0.0, "usage_rank": 0.5, "sessions": (), "spans": ()}
+    found = tuple(TrajectoryCredit(trajectory_id=name, **nothing) for name in names)
+    return GroupCredit(task_key=names[0], trajectories=found, dropped={}, drop_reason=None)
+
+
 def test_figures_say_what_was_chosen_left_out_trained_and_published(make_sequence: MakeSequence) -> None:
     groups = [group("a", 1.0, 0.0), group("b", 1.0, 1.0, None), group("c", -1.0)]
-    chosen = chosen_figures(groups, [make_sequence(0, "a-0"), make_sequence(1, "a-1")], version=3)
+    sequences = [make_sequence(0, "a-0"), make_sequence(1, "a-1")]
+    selection = Selection(sequences, {"a-0": 1.0, "a-1": 0.0}, [compared("a-0", "a-1"), compared("c-0")], {})
+    chosen = chosen_figures(groups, selection, 3, success_reward=0.5)
     assert chosen["reward_mean"] == pytest.approx(0.4)
     assert chosen["success"] == pytest.approx(0.6)
-    assert (chosen["groups"], chosen["groups_zero_variance"]) == (3, 2)
+    assert (chosen["groups_considered"], chosen["groups_trained"], chosen["groups_zero_variance"]) == (3, 1, 2)
     assert (chosen["staleness_mean"], chosen["staleness_max"]) == (2, 2)
     trained = TrainReport(*(0.1, 1.0, 1.0, 0.0, 0.5, 1e-6, 1e-5), 100, 200, 0.1, 2, 2, 1, 4.0, Path("x"), None)
     published = PublishReport(4, 1e-6, 1e-5, 0.1, 0.2, 0.03, 1.0)
     found = job_figures(chosen, {"group_no_contrast": 2}, trained, published)
-    assert found["tokens_per_s"] == 25
+    assert found["tokens_trained_per_s"] == 25
     assert found["left_out_group_no_contrast"] == 2
     assert found["publish_pause_seconds"] == pytest.approx(0.03)
     assert found["logprob_gap_mean"] == pytest.approx(1e-6)
@@ -124,4 +134,5 @@ def test_figures_say_what_was_chosen_left_out_trained_and_published(make_sequenc
 
 
 def test_figures_of_nothing_are_zeros() -> None:
-    assert set(chosen_figures([], [], 0).values()) == {0.0}
+    nothing = Selection([], {}, [], {})
+    assert set(chosen_figures([], nothing, 0, success_reward=0.5).values()) == {0.0}

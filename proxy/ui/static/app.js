@@ -132,6 +132,7 @@
     let running = false;
     const heard = (event) => { waiting.add(JSON.parse(event.data).trajectory_id); if (!running) update(); };
     for (const kind of ["call", "reward"]) source.addEventListener(kind, heard);
+    source.addEventListener("here", (event) => { if (JSON.parse(event.data).replaced) location.reload(); });
     addEventListener("pagehide", () => source.close());
 
     async function update() {

@@ -104,3 +104,13 @@ async def test_the_administration_of_an_engine_that_others_reach(
         only(await asked(settings, "exposure"), Level.NOTE, "is open on the network")
         engine.paused = None
         assert await asked(settings, "exposure") == []
+
+
+async def test_a_machine_that_no_way_leads_out_of_is_reached_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "FAR", "no address")
+    async with Administered().serve() as url:
+        settings = settings_of(tmp_path, url.replace("127.0.0.1", "localhost"))
+        (one,) = await asked(settings, "exposure")
+    assert (one.level, "from this machine alone" in one.what) == (Level.OK, True)

@@ -37,6 +37,12 @@ async def test_an_engine_of_another_model_that_is_not_there(tmp_path: Path) -> N
         only(await asked(settings_of(tmp_path, url, models=models), "engine"), Level.WRONG, "does not answer")
 
 
+async def test_an_engine_of_another_model_that_refuses_its_key(tmp_path: Path) -> None:
+    async with Administered().serve() as url, Administered(list_status=403).serve() as other:
+        seen = await asked(settings_of(tmp_path, url, models={"small-*": {"upstream": other}}), "engine")
+    only(seen, Level.WRONG, "refuses the key", step='models."small-*".api_key')
+
+
 @pytest.mark.parametrize(
     ("version", "level", "words"),
     [("0.9.2", Level.WARNING, "is vLLM 0.9.2"), (None, Level.NOTE, "does not say its version")],

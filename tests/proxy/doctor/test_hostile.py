@@ -62,6 +62,7 @@ REPLIES = [
     b'{"choices": [{"index": 0, "message": {"tool_calls": 7}}]}',
     b'{"choices": [{"index": 0, "message": {"tool_calls": ["a"]}, "token_ids": [1]}], "prompt_token_ids": [1]}',
     b'{"choices": [{"index": 0, "message": {"content": ""}, "token_ids": [-1, 1e99]}], "prompt_token_ids": [1.5, "a"]}',
+    b'{"choices": [{"index": 0, "message": {"content": ""}, "token_ids": [1]}], "prompt_token_ids": [99999999999]}',
 ]
 
 
@@ -77,6 +78,12 @@ async def test_versions_that_are_none(tmp_path: Path, version: Any) -> None:
         seen = await all_of(settings_of(tmp_path, url))
     assert wrongs(seen) == set()
     assert all(len(one.what) < 300 for one in seen)
+
+
+async def test_an_address_that_is_none_is_not_repeated() -> None:
+    with pytest.raises(EngineError, match="does not answer: that is no address") as refused:
+        await asyncio.to_thread(Server("http://me:secret@[::1").ask, "/")
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("begins", [b"", HEAD, HEAD.replace(b"200 OK", b"500 No")], ids=["head", "body", "error"])

@@ -22,6 +22,11 @@ async def test_the_clock_of_an_engine_is_off(tmp_path: Path) -> None:
         assert [one.level for one in await asked(settings_of(tmp_path, url), "clock")] == [Level.OK]
 
 
+async def test_a_time_that_is_none_says_nothing_of_a_clock(tmp_path: Path) -> None:
+    async with Administered(date="yesterday").serve() as url:
+        assert await asked(settings_of(tmp_path, url), "clock") == []
+
+
 def test_the_newest_call_ended_in_the_future(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     store = Store(settings.database)
@@ -54,6 +59,11 @@ def test_libraries_that_are_missing_or_do_not_fit(tmp_path: Path, monkeypatch: p
     only([lacking], Level.NOTE, "not installed: no-such-thing", step="mosaic-rl[train]")
 
 
+def test_an_installation_that_does_not_say_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "DISTRIBUTION", "mosaic-that-nobody-installed")
+    assert found(settings_of(tmp_path), "libraries") == []
+
+
 def test_libraries_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_requirements", lambda: ["typer>=0.1,<99; extra == 'train'"])
     (one,) = found(settings_of(tmp_path), "libraries")
@@ -73,6 +83,14 @@ def test_a_machine_without_a_gpu(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     only(found(settings_of(tmp_path, train=train), "gpu"), level, words)
+
+
+def test_a_driver_that_cannot_be_asked_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_bytes(b"\0no program")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    only(found(settings_of(tmp_path, train={"transport": "nccl"}), "gpu"), Level.WRONG, "has no GPU", step="GPUs")
 
 
 @pytest.mark.parametrize(("status", "level"), [(0, Level.OK), (9, Level.WRONG)])

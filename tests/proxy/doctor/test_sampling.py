@@ -76,6 +76,16 @@ async def test_a_template_that_drops_reasoning_gives_other_ids_back(tmp_path: Pa
     only(seen, Level.WARNING, "other ids than were sampled", step="exact")
 
 
+async def test_a_reply_that_the_engine_does_not_take_back(tmp_path: Path) -> None:
+    def refuses(body: dict[str, Any]) -> Turn:
+        comes_back = any(m.get("content") == "Hello" for m in body["messages"] if m["role"] == "assistant")
+        return Turn(fault=Fault.OVERFLOW) if comes_back else hello(body)
+
+    async with Administered(refuses).serve() as url:
+        seen = await asked(settings_of(tmp_path, url), "template")
+    only(seen, Level.NOTE, "whether a reply comes back as it was sampled is not known: This model's maximum context")
+
+
 async def test_ids_of_tool_calls_that_are_counted(tmp_path: Path) -> None:
     async with TokenEngine(hello, counts_ids=True).serve() as url:
         seen = await asked(settings_of(tmp_path, url), "tool ids")

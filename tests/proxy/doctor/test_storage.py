@@ -35,6 +35,11 @@ def test_a_database_that_cannot_be_made(tmp_path: Path) -> None:
     only(found(settings, "database"), Level.WRONG, "cannot be made", step="Set database")
 
 
+@pytest.mark.parametrize("url", ["mosaic.db", "postgresql://me@nowhere:port/mosaic"])
+def test_a_database_whose_url_is_none(tmp_path: Path, url: str) -> None:
+    only(found(settings_of(tmp_path, database=url), "database"), Level.WRONG, "cannot be read", step="sqlite:///")
+
+
 def test_a_database_of_another_release(tmp_path: Path) -> None:
     raw = sqlite3.connect(tmp_path / "mosaic.db")
     raw.executescript(FIRST_RELEASE.read_text(encoding="utf-8"))

@@ -212,12 +212,14 @@ def _train(store: Store, number: int, rewards: Mapping[str, float], luck: random
         trained_tokens.keep(connection, job, said)
     store.finish_training(job, version, rewards, advantages, {"gap_after": 0.0004})
     figures = {
-        "trajectories": len(rewards),
-        "tokens": 900 * len(rewards),
+        "groups_trained": 2,
+        "trajectories_trained": len(rewards),
+        "tokens_trained": 900 * len(rewards),
         "mean_ratio": 1 + luck.gauss(0, 0.004),
         "entropy": 1.4 - 0.15 * number,
         "clip_fraction": 0.01 + luck.random() / 50,
         "logprob_gap_mean": 0.0004 + luck.random() / 5000,
+        "train_seconds": 12.5,
         "publish_pause_seconds": 0.06 + luck.random() / 50,
     }
     store.end_job(job, metrics=figures)

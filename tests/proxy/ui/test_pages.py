@@ -123,6 +123,26 @@ def test_a_group_shows_each_rules_advantages_side_by_side(visitor: Visitor) -> N
     assert "run-1-1d" in page.text
 
 
+def test_groups_are_named_by_the_key_of_their_task(visitor: Visitor) -> None:
+    key = "astropy__astropy-12907 <b>"
+    named = visitor.client.put("/api/trajectories/run-2-5d/task", json={"task": key, "text": "Mend the model."})
+    assert named.json()["task_key"] == key
+    groups = visitor.see("groups")
+    assert groups.text.count(key) == 1
+    assert "Mend the model." in groups.text
+    group = visitor.see(next(link for link in groups.links("/ui/group?") if "astropy" in link).removeprefix("/ui/"))
+    assert (group.text.count(key), group.text.count("Mend the model.")) == (1, 1)
+
+
+def test_jobs_have_the_figures_of_the_command_and_those_of_another_release_are_left_out(visitor: Visitor) -> None:
+    older = visitor.store.start_job({})
+    visitor.store.end_job(older, metrics={"groups": 41, "trajectories": 42, "tokens": 43, "seconds": 44})
+    page = visitor.see("training")
+    for name in ("Groups trained", "Trajectories trained", "Tokens trained", "Training", "Swap pause", "Whole job"):
+        assert name in page.text
+    assert re.search(rf"{older} published v\d+( –){{7}} ", page.text)
+
+
 def test_training_draws_what_was_measured(visitor: Visitor) -> None:
     page = visitor.see("training")
     assert "Reward and success" in page.text

@@ -1,0 +1,127 @@
+"""Content that is nested deeply: recorded with its tokens, continued, and readable everywhere; or refused in words."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.harnesses import HARNESSES
+from mosaic.nesting import _cut, _text
+from mosaic.store import relinking
+from mosaic.terminal import print_json
+from tests.conftest import Proxy, ProxyFactory
+from tests.engine import Turn
+from tests.engine.raw import whole
+from tests.proxy.faults import before, post, replying, rows, wire_whole
+
+PLACES = {
+    "content": '{"model":"policy","messages":[{"role":"user","content":[DEEP]}AGAIN]}',
+    "bare content": '{"model":"policy","messages":[{"role":"user","content":DEEP}AGAIN]}',
+    "tools": '{"model":"policy","tools":[{"type":"function","function":{"name":"f","parameters":DEEP}}],'
+    '"messages":[{"role":"user","content":"Hi"}AGAIN]}',
+    "parameter": '{"model":"policy","metadata":DEEP,"messages":[{"role":"user","content":"Hi"}AGAIN]}',
+    "arguments": '{"model":"policy","messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":null,'
+    '"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":DEEP}}]},'
+    '{"role":"tool","tool_call_id":"c1","content":"done"}AGAIN]}',
+}
+AGAIN = ',{"role":"assistant","content":"Hello there"},{"role":"user","content":"And now?"}'
+
+
+def request(place: str, deep: str, again: str = "") -> bytes:
+    return PLACES[place].replace("DEEP", deep).replace("AGAIN", again).encode()
+
+
+def nested(depth: int, kind: str) -> str:
+    start, end = {"list": ("[", "]"), "object": ('{"a":', "}")}[kind]
+    return start * depth + '"x"' + end * depth
+
+
+@pytest.mark.parametrize("kind", ["list", "object"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("depth", [200, 250, 1000])
+async def test_what_is_nested_deeply_is_recorded_continued_and_shown(
+    start_proxy: ProxyFactory, place: str, depth: int, kind: str
+) -> None:
+    deep = nested(depth, kind)
+    reply = replying(whole(wire_whole("chat/completions", Turn("Hello there"))))
+    async with before(start_proxy, reply) as (proxy, engine):
+        for again in ("", AGAIN):
+            status, _ = await post(proxy, "chat/completions", request(place, deep, again))
+            assert status == 200
+            assert deep in engine.requests[-1].body.decode()
+        first, second = rows(proxy)
+        assert [(one["status"], one["sampled_tokens"]) for one in (first, second)] == [("ok", 12)] * 2
+        (session,) = proxy.store.trajectory("run-1").sessions
+        assert [call.call_id for call in session.calls] == [first["call_id"], second["call_id"]]
+        assert not (proxy.settings.spool / "rejected.jsonl").exists()
+        counted = proxy.store.counters().get("flattened_calls", {})
+        assert counted == ({"nested_too_deep": 2} if depth > 254 else {})
+        found = relinking.relink(proxy.store.database, HARNESSES, dry_run=True)
+        assert (found.calls, len(found.moved), found.links) == (2, 0, 0)
+        await read_everywhere(proxy, second["call_id"])
+
+
+async def read_everywhere(proxy: Proxy, call_id: str) -> None:
+    print_json(proxy.store.explain(call_id))
+    async with aiohttp.ClientSession() as client:
+        for path in ("/api/trajectories/run-1", f"/api/calls/{call_id}", "/ui/t/run-1", f"/ui/c/{call_id}"):
+            async with client.get(f"{proxy.url}{path}") as response:
+                assert response.status == 200, path
+                await response.read()
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_what_no_parser_reads_is_refused_before_anything_is_sampled(
+    start_proxy: ProxyFactory, place: str
+) -> None:
+    reply = replying(whole(wire_whole("chat/completions", Turn("Hello there"))))
+    async with before(start_proxy, reply) as (proxy, engine):
+        status, said = await post(proxy, "chat/completions", request(place, nested(5000, "list")))
+        assert (status, b"depth" in said) == (400, True)
+        assert (engine.requests, rows(proxy)) == ([], [])
+        assert (await post(proxy, "chat/completions"))[0] == 200
+
+
+@pytest.mark.parametrize("depth", [200, 1000, 5000])
+async def test_arguments_are_a_text_and_may_be_nested_as_deep_as_they_are(
+    start_proxy: ProxyFactory, depth: int
+) -> None:
+    asked = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": nested(depth, "object")}}]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": asked},
+        {"role": "tool", "tool_call_id": "c1", "content": nested(depth, "list")},
+    ]
+    reply = replying(whole(wire_whole("chat/completions", Turn("Hello there"))))
+    async with before(start_proxy, reply) as (proxy, _):
+        assert (await post(proxy, "chat/completions", messages=messages))[0] == 200
+        (found,) = rows(proxy)
+        assert (found["status"], found["sampled_tokens"]) == ("ok", 12)
+        assert "flattened_calls" not in proxy.store.counters()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+
+
+@given(JSON)
+def test_the_text_of_a_value_is_its_json(value: Any) -> None:
+    assert json.loads(_text(value)) == value
+
+
+@given(JSON, st.integers(0, 4))
+def test_above_the_cut_a_value_stays_and_below_it_is_its_text(value: Any, room: int) -> None:
+    assert whole_again(_cut(value, room), room) == value
+
+
+def whole_again(value: Any, room: int) -> Any:
+    if room == 0:
+        return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+    if isinstance(value, dict):
+        return {name: whole_again(inner, room - 1) for name, inner in value.items()}
+    return [whole_again(inner, room - 1) for inner in value] if isinstance(value, list) else value

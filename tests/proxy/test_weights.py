@@ -1,0 +1,175 @@
+"""An engine that was restarted on other weights: its calls are recorded, never trained, and it is asked no more often
+than it can have been restarted."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from mosaic.settings import Settings
+from mosaic.store import Store
+from mosaic.store.policies import PolicyVersion, serves
+from proxy import weights
+from tests.conftest import serving
+from tests.engine import Turn
+from tests.proxy.doctor.looking import Administered
+
+FIRST, SECOND = "/models/first", "/models/second"
+
+
+class Asked(Administered):
+    """Counts how often it is asked for its weights."""
+
+    questions = 0
+
+    async def _weights(self, request: web.Request) -> web.Response:
+        self.questions += 1
+        return await super()._weights(request)
+
+
+def engine_on(root: str, said: str = "default", paused: bool | None = False) -> Asked:
+    """An engine that was started on `root` and says this of its weights."""
+    models = [{"id": "policy", "root": root, "parent": None}]
+    return Asked(lambda _: Turn("Hi"), models=models, weights=said, paused=paused)
+
+
+async def ask(url: str, session: aiohttp.ClientSession, **more: Any) -> str:
+    """One call; returns its id."""
+    body = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}], **more}
+    async with session.post(f"{url}/t/one/v1/chat/completions", json=body) as response:
+        assert response.status == 200
+        await response.read()
+        return response.headers["x-mosaic-call-id"]
+
+
+class Place:
+    """A proxy whose engine can be restarted on its own port."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.port = urlsplit(settings.upstream).port or 0
+        self.store = Store(settings.database)
+
+    def publish(self, path: str) -> int:
+        """A version that is live, without any engine."""
+        version = self.store.new_version(path, None)
+        self.store.version_live(version)
+        return version
+
+    def reason(self, call_id: str) -> str | None:
+        """Why the call is not trained."""
+        with self.store.database.reading() as connection:
+            found = connection.exec_driver_sql(f"select inexact_reason from calls where call_id = '{call_id}'").one()
+        return None if found[0] is None else str(found[0])
+
+
+@pytest.fixture
+async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    """Settings and a store; a scripted engine restarts at once, so it may be asked at once."""
+    monkeypatch.setattr(weights, "AGAIN_S", 0.0)
+    async with engine_on(FIRST).serve() as upstream:
+        pass  # its port is free again
+    database = f"sqlite:///{tmp_path}/mosaic.db"
+    made = Place(Settings(upstream=upstream, database=database, spool=tmp_path / "spool", writer_process=False))
+    yield made
+    made.store.close()
+
+
+@asynccontextmanager
+async def calling(place: Place) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    """A proxy at work, and a client."""
+    settings = place.settings.model_copy(update={"commit_first": True})
+    async with serving(settings) as url, aiohttp.ClientSession() as session:
+        yield url, session
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_of_an_engine_that_came_up_on_older_weights_are_not_trained_until_it_serves_the_live_ones(
+    place: Place, stream: bool
+) -> None:
+    async with calling(place) as (url, session):
+        version = place.publish(SECOND)
+        async with engine_on(FIRST, str(version)).serve(place.port):
+            assert place.reason(await ask(url, session, stream=stream)) is None
+        async with engine_on(FIRST).serve(place.port):
+            seen = [place.reason(await ask(url, session, stream=stream)) for _ in range(2)]
+            assert seen == ["other_weights", "other_weights"]
+        async with engine_on(SECOND).serve(place.port):
+            assert place.reason(await ask(url, session, stream=stream)) is None
+
+
+async def test_weights_that_are_put_live_again_by_hand_are_noticed_without_a_restart(place: Place) -> None:
+    async with calling(place) as (url, session):
+        version = place.publish(SECOND)
+        engine = engine_on(FIRST)
+        async with engine.serve(place.port):
+            assert place.reason(await ask(url, session)) == "other_weights"
+            engine.weights = str(version)
+            assert place.reason(await ask(url, session)) is None
+
+
+async def test_an_engine_is_asked_once_and_not_at_all_while_no_version_was_ever_put_live(place: Place) -> None:
+    async with calling(place) as (url, session):
+        engine = engine_on(FIRST)
+        async with engine.serve(place.port):
+            assert place.reason(await ask(url, session)) is None
+            assert engine.questions == 0
+        version = place.publish(SECOND)
+        engine = engine_on(FIRST, str(version))
+        async with engine.serve(place.port):
+            for _ in range(5):
+                assert place.reason(await ask(url, session)) is None
+            assert engine.questions == 1
+
+
+async def test_an_engine_that_does_not_say_what_it_serves_is_believed(place: Place) -> None:
+    async with calling(place) as (url, session):
+        place.publish(SECOND)
+        async with engine_on(FIRST, paused=None).serve(place.port):
+            assert place.reason(await ask(url, session)) is None
+
+
+def version(number: int, path: str, state: str = "live", restores: int | None = None) -> PolicyVersion:
+    """A version as the store gives it."""
+    return PolicyVersion(number, path, state, None, restores, False, 0.0, 0.0, {})
+
+
+@pytest.mark.parametrize(
+    ("said", "root", "expected"),
+    [
+        ("2", FIRST, True),
+        ("1", FIRST, False),
+        ("default", SECOND, True),
+        ("default", FIRST, False),
+        ("default", None, None),
+        (None, SECOND, True),
+        (None, FIRST, None),
+    ],
+)
+def test_what_an_engine_says_of_its_weights(said: str | None, root: str | None, expected: bool | None) -> None:
+    found = [version(1, FIRST), version(2, SECOND), version(3, "/models/bad", "failed")]
+    assert serves(found, said, None if root is None else Path(root)) is expected
+
+
+def test_weights_that_are_being_put_live_or_were_put_back_are_served_rightly() -> None:
+    put_back = [version(1, FIRST), version(2, SECOND), version(3, FIRST, restores=1)]
+    assert serves(put_back, "1", Path("/models/base"))
+    assert not serves(put_back, "2", Path("/models/base"))
+    coming = [version(1, FIRST), version(2, SECOND, "loading")]
+    assert serves(coming, "1", None)
+    assert serves(coming, "2", None)
+    assert serves([], "default", Path(FIRST))
+
+
+async def test_a_link_that_this_machine_does_not_see_says_nothing(place: Place) -> None:
+    async with calling(place) as (url, session):
+        place.publish(SECOND)
+        engine = engine_on("/somewhere/else/link")
+        engine.models[0]["parent"] = "base"
+        async with engine.serve(place.port):
+            assert place.reason(await ask(url, session)) is None
