@@ -22,8 +22,8 @@ WHAT = {
     "store": "What recording costs, how much is stored per new token, and how a million calls are read and pruned.",
     "credit": "A simulation with a known truth, fresh seeds: learning with the credit rule against broadcast (GRPO).",
     "credit_handoff": "The same simulation where a session lives from what the one before it left.",
-    "credit_chain": "The credit rule against broadcast in the real chain (deepagents, vLLM, TRL), 6,000 calls a run; what "
-    "the figures mean and what they do not is in [credit.md](credit.md).",
+    "credit_chain": "The credit rule against broadcast in the real chain (deepagents, vLLM, TRL), 6,000 calls a run; "
+    "what the figures mean and what they do not is in [credit.md](credit.md).",
     "train": "Swaps of weights under load, and what joined sequences save.",
 }
 """Result -> what it measures, in the order of the page."""
