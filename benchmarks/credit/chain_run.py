@@ -68,7 +68,7 @@ def run_one(setting: str, rule: str, seed: int, budget: Budget, folder: Path) ->
     """The whole run; everything that it started is stopped when this returns or raises."""
     began = time.monotonic()
     kind = SETTINGS[setting]
-    plan = Plan(seed=seed, credit=rule, constants={}, tasks=budget.tasks, attempts=budget.attempts)
+    plan = Plan(seed=seed, credit=rule, tasks=budget.tasks, attempts=budget.attempts)
     held_out = _repeated([q for q in questions("heldout") if q.kind == kind], budget.held_out)
     with ExitStack() as stack:
         stage = Stage(plan, folder, stack)

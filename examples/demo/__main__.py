@@ -13,9 +13,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,6 @@ from trainer.job import JobReport, run_job
 POLICY = Path(__file__).parent / "checkpoint"
 MAX_MODEL_LEN = 1024
 """The engine's context in tokens: the agent's small budget compacts long before."""
-GENTLE = {"alpha": 0.3, "alpha_f": 0.3, "beta_s": 0.25, "beta_f": 0.1, "gamma": 0.8}
-"""Constants of the `mosaic` rule: success is rare at first and matters more, so that those by which the number of
-sessions counts in successes stay below the rule's own (docs/credit.md)."""
 
 console = Console()
 
@@ -57,19 +54,20 @@ class Plan:
     concurrency: int = 16
     """Attempts at once."""
     learning_rate: float = 2e-4
+    """Of the first round."""
+    last_learning_rate: float = 6e-5
+    """Of the last round; in between it falls linearly. At one rate, late rounds undo what earlier ones have learned."""
     epochs: int = 2
     minibatches: int = 8
     """Optimizer steps per epoch."""
     credit: str = "mosaic"
-    constants: Mapping[str, float] = field(default_factory=lambda: GENTLE)
-    """Of the `mosaic` rule."""
     target: float = 0.95
     """Held-out success is not measured between rounds; a round whose own success reaches this ends the training."""
 
-    @property
-    def credit_options(self) -> dict[str, float]:
-        """Constants of the credit rule; the baselines have none."""
-        return dict(self.constants) if self.credit == "mosaic" else {}
+    def rate(self, number: int) -> float:
+        """Learning rate of a round, counted from 1."""
+        done = (number - 1) / max(1, self.rounds - 1)
+        return self.learning_rate + done * (self.last_learning_rate - self.learning_rate)
 
 
 class Stage:
@@ -104,7 +102,6 @@ class Stage:
                 model=POLICY,
                 output=folder / "checkpoints",
                 credit=plan.credit,
-                credit_options=plan.credit_options,
                 learning_rate=plan.learning_rate,
                 epochs=plan.epochs,
                 minibatches=plan.minibatches,
@@ -164,12 +161,14 @@ class Stage:
             collect_s=seconds,
         )
 
-    def train(self) -> JobReport:
-        """One training job on what the round collected, with the reload."""
+    def train(self, learning_rate: float | None = None) -> JobReport:
+        """One training job on what the round collected, with the reload; at the plan's rate unless another is given."""
+        rate = learning_rate or self.plan.learning_rate
+        config = self.settings.train.model_copy(update={"learning_rate": rate})
         with console.status("training and reloading ...") as status:
             return run_job(
                 self.store,
-                self.settings,
+                self.settings.model_copy(update={"train": config}),
                 on_step=lambda s: status.update(f"training: step {s.step} of {s.steps}, loss {s.loss:.4f}"),
             )
 
@@ -189,7 +188,7 @@ def run(plan: Plan, folder: Path) -> Summary:
         for number in range(1, plan.rounds + 1):
             asked = [q for q in order[(number - 1) * plan.tasks : number * plan.tasks] for _ in range(plan.attempts)]
             batch = stage.collect(f"round-{number}", f"round {number}", asked)
-            rounds.append(_round(batch, stage.train()))
+            rounds.append(_round(batch, stage.train(plan.rate(number))))
             if batch.success >= plan.target:
                 break
         after = stage.collect("after", "after", held_out)
