@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.harnesses import HARNESSES
-from mosaic.nesting import _cut, _text
+from mosaic.nesting import _cut, _text, deeper, parsed
 from mosaic.store import relinking
 from mosaic.terminal import print_json
 from tests.conftest import Proxy, ProxyFactory
 from tests.engine import Turn
 from tests.engine.raw import whole
-from tests.proxy.faults import before, post, replying, rows, wire_whole
+from tests.proxy.faults import BODIES, before, post, replying, rows, wire_whole
 
 PLACES = {
     "content": '{"model":"policy","messages":[{"role":"user","content":[DEEP]}AGAIN]}',
@@ -103,10 +103,40 @@ async def test_arguments_are_a_text_and_may_be_nested_as_deep_as_they_are(
         assert "flattened_calls" not in proxy.store.counters()
 
 
+@pytest.mark.parametrize("depth", [100, 101, 960, 985, 1000, 1024, 5000])
+async def test_a_call_of_the_model_s_own_is_recorded_however_deep_its_arguments_are(
+    start_proxy: ProxyFactory, depth: int
+) -> None:
+    made = whole(wire_whole("chat/completions", Turn("", (("f", nested(depth, "object")),))))
+    async with before(start_proxy, replying(made)) as (proxy, _):
+        status, answer = await post(proxy, "chat/completions")
+        told = json.loads(answer)["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": told["tool_calls"][0]["id"], "content": "done"}
+        again = await post(proxy, "chat/completions", messages=[*BODIES["chat/completions"]["messages"], told, result])
+        assert (status, again[0]) == (200, 200)
+        assert [one["status"] for one in rows(proxy)] == ["ok", "ok"]
+        (session,) = proxy.store.trajectory("run-1").sessions
+        assert len(session.calls) == 2
+        assert not (proxy.settings.spool / "rejected.jsonl").exists()
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
 )
+
+
+@given(JSON, st.integers(0, 4))
+def test_a_value_is_deeper_than_some_levels_when_its_cut_differs(value: Any, levels: int) -> None:
+    assert deeper(value, levels) == (_cut([value], levels + 1) != [value])
+
+
+def test_a_text_is_parsed_where_it_is_json_of_at_most_a_hundred_levels() -> None:
+    assert deeper(parsed(nested(100, "object")), 99)
+    assert parsed(json.dumps("[" * 200)) == "[" * 200
+    for text in (nested(101, "list"), nested(101, "object"), nested(5000, "list"), "[", ""):
+        with pytest.raises(ValueError, match=r"deep|depth|unexpected|empty"):
+            parsed(text)
 
 
 @given(JSON)
