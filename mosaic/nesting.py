@@ -12,6 +12,8 @@ import orjson
 
 from mosaic.capture import CapturedCall
 
+WRITTEN = 254
+"""Levels that orjson writes."""
 KEPT = 100
 """Levels that stay of a value that is too deep, below which it becomes text; a text that holds more stays a text."""
 
@@ -36,8 +38,8 @@ def deeper(value: Any, levels: int) -> bool:
 
 
 def is_deep(call: CapturedCall) -> bool:
-    """Whether it has a value that cannot be written."""
-    return not all(map(_writable, [*call.messages, *call.params.values(), *(c.message for c in call.choices)]))
+    """Whether it has a message, or parameters, that cannot be written."""
+    return not all(map(_writable, [*call.messages, call.params, *(choice.message for choice in call.choices)]))
 
 
 def shallow(call: CapturedCall) -> CapturedCall:
@@ -45,7 +47,7 @@ def shallow(call: CapturedCall) -> CapturedCall:
     return replace(
         call,
         messages=tuple(map(_shallow, call.messages)),
-        params={name: _shallow(value) for name, value in call.params.items()},
+        params={name: value if _writable({name: value}) else _cut(value, KEPT) for name, value in call.params.items()},
         choices=tuple(replace(choice, message=_shallow(choice.message)) for choice in call.choices),
     )
 
@@ -55,11 +57,7 @@ def _shallow(value: Any) -> Any:
 
 
 def _writable(value: Any) -> bool:
-    try:
-        orjson.dumps(value)
-    except TypeError as error:
-        return "Recursion" not in str(error)
-    return True
+    return not deeper(value, WRITTEN)
 
 
 def _cut(value: Any, room: int) -> Any:

@@ -64,6 +64,22 @@ async def test_what_is_nested_deeply_is_recorded_continued_and_shown(
         await read_everywhere(proxy, second["call_id"])
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_at_every_depth_about_what_json_can_be_written_in_a_call_is_recorded(
+    start_proxy: ProxyFactory, place: str
+) -> None:
+    reply = replying(whole(wire_whole("chat/completions", Turn("Hello there"))))
+    depths = range(245, 259)
+    async with before(start_proxy, reply) as (proxy, _):
+        for depth in depths:
+            assert (await post(proxy, "chat/completions", request(place, nested(depth, "object"))))[0] == 200
+        found = rows(proxy)
+        assert [(one["status"], one["sampled_tokens"]) for one in found] == [("ok", 12)] * len(depths)
+        assert 0 < proxy.store.counters()["flattened_calls"]["nested_too_deep"] < len(depths)
+        for one in found:
+            await read_everywhere(proxy, one["call_id"])
+
+
 async def read_everywhere(proxy: Proxy, call_id: str) -> None:
     print_json(proxy.store.explain(call_id))
     async with aiohttp.ClientSession() as client:
