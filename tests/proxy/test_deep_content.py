@@ -12,7 +12,7 @@ from adapters.harnesses import HARNESSES
 from mosaic.nesting import _cut, _text, deeper, parsed
 from mosaic.store import relinking
 from mosaic.terminal import print_json
-from tests.conftest import Proxy, ProxyFactory
+from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
 from tests.engine.raw import whole
 from tests.proxy.faults import BODIES, before, post, replying, rows, wire_whole
@@ -27,6 +27,14 @@ PLACES = {
     '"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":DEEP}}]},'
     '{"role":"tool","tool_call_id":"c1","content":"done"}AGAIN]}',
 }
+REPEATED = {
+    "tools": '{"model":"policy","stream":STREAM,"input":"Hi",'
+    '"tools":[{"type":"function","name":"f","parameters":DEEP}]}',
+    "metadata": '{"model":"policy","stream":STREAM,"input":"Hi","metadata":DEEP}',
+    "format": '{"model":"policy","stream":STREAM,"input":"Hi",'
+    '"text":{"format":{"type":"json_schema","name":"n","schema":DEEP}}}',
+}
+"""What a response of the Responses API repeats."""
 AGAIN = ',{"role":"assistant","content":"Hello there"},{"role":"user","content":"And now?"}'
 
 
@@ -99,6 +107,25 @@ async def test_what_no_parser_reads_is_refused_before_anything_is_sampled(
         assert (status, b"depth" in said) == (400, True)
         assert (engine.requests, rows(proxy)) == ([], [])
         assert (await post(proxy, "chat/completions"))[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", REPEATED)
+async def test_what_a_response_cannot_repeat_is_refused_before_anything_is_sampled(
+    start_proxy: ProxyFactory, place: str, stream: bool
+) -> None:
+    async with start_proxy(lambda _: Turn("Hello there")) as proxy:
+        statuses = []
+        for depth in (*range(245, 257), 300, 900, 1020):
+            body = REPEATED[place].replace("DEEP", nested(depth, "object")).replace("STREAM", json.dumps(stream))
+            status, answer = await post(proxy, "responses", body.encode())
+            statuses.append(status)
+            assert (b'"completed"' in answer, b"too deep" in answer) == (status == 200, status == 400)
+        answered = statuses.count(200)
+        assert 245 + answered in (250, 251, 252, 253)
+        assert statuses == [200] * answered + [400] * (15 - answered)
+        assert len(proxy.engine.requests) == answered
+        await until(lambda: len(rows(proxy)) == answered)
 
 
 @pytest.mark.parametrize("depth", [200, 985, 1024, 5000])
