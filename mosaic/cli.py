@@ -91,7 +91,7 @@ def config(as_json: bool = JSON) -> None:
 
 def reward(
     trajectory: str = TRAJECTORY,
-    value: str = typer.Argument(help="A number, or `none` when the attempt cannot be scored."),
+    value: str = typer.Argument(help="A number within a million of 0, or `none` when the attempt cannot be scored."),
     *,
     source: str = typer.Option("cli", help="Who says so."),
     note: str | None = typer.Option(None, help="Anything to remember with it."),

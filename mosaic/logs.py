@@ -1,8 +1,9 @@
 """Structured logs: key-value, JSON when standard error is not a terminal. Bodies and keys are never logged.
 
-What libraries log (uvicorn, asyncio, SQLAlchemy) comes out in the same form, from warnings on.
+What libraries log (uvicorn, asyncio, SQLAlchemy) has the same form, from warnings on, without what was cancelled.
 """
 
+import asyncio
 import logging
 import sys
 
@@ -35,4 +36,10 @@ def configure() -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(of_libraries)
+    handler.addFilter(_is_news)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a library's line is worth telling: uvicorn calls each request that a stop cancels an error."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)

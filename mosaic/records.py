@@ -19,6 +19,9 @@ Message = Mapping[str, Any]
 IdArray = NDArray[np.int32]
 LogprobArray = NDArray[np.float32]
 
+MAX_REWARD = 1e6
+"""Largest reward, up or down: the differences and squares of any within it are exact enough to compare."""
+
 
 class SessionKind(StrEnum):
     """How a session opened."""

@@ -28,6 +28,7 @@ def _web_url(url: str) -> str:
     """What a client can be sent to. Raises `ValueError`."""
     try:
         parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as whoever looks the name up does: no part may be empty or too long
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and _WORD.fullmatch(url)
     except ValueError:  # its words would show what stands where the port should, which may be a password
         usable = False

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from mosaic.records import TrajectoryState
+from mosaic.records import MAX_REWARD, TrajectoryState
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.reading import waiting_calls
@@ -20,7 +20,9 @@ class RewardIn(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"reward": 1.0, "source": "tests", "note": "12 of 12"}]}
     )
 
-    reward: float | None = Field(allow_inf_nan=False, description="How it went; null when it cannot be scored.")
+    reward: float | None = Field(
+        ge=-MAX_REWARD, le=MAX_REWARD, description="How it went; null when it cannot be scored.", allow_inf_nan=False
+    )
     source: str = Field("api", max_length=64, description="Who says so.")
     note: str | None = Field(None, description="Anything to remember with it.")
     session_id: str | None = Field(None, description="The session that is judged; null for the whole trajectory.")

@@ -3,8 +3,8 @@
     selected -> credited -> trained (checkpoint written) -> verified (live) -> published, or failed with its reason
 
 Every arrow is one transaction. One job runs at a time, by lease. A job that died is taken up by the next run from
-where it stood, with its own settings, trajectories and seed, or failed with a reason; trajectories are marked trained
-together with the job, so none is trained twice.
+where it stood, with its own settings, trajectories and seed, or failed with a reason (and its version, if it is live,
+taken back); trajectories are marked trained together with the job, so none is trained twice.
 """
 
 import shutil
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import structlog
-from pydantic import ValidationError
 
 from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError
 from mosaic.lease import Lease, held
@@ -51,6 +50,10 @@ KEPT_OUT = {
     *("pause", "transport", "nccl_workers", "gate", "gate_tolerance", "gate_timeout_s"),
 }
 """Settings that do not decide which weights come out of a job."""
+SELECTED = {"groups", "left_out"}
+"""What a job's selection holds from its beginning."""
+CREDITED = SELECTED | {"groups_trained", "rewards", "advantages", "probe", "figures"}
+"""What it holds once it is credited: all that is needed to publish and to end."""
 
 log = structlog.get_logger()
 
@@ -112,6 +115,9 @@ def run_job(
         given_up = "given up: a fresh job was asked for" if fresh else None
         if job is not None and (reason := given_up or _why_not(store, settings, job)):
             log.warning("job failed", job=job.job_id, state=job.state.value, reason=reason)
+            if given_up is None and store.policy()[0] == job.policy_to:  # what it trained on will be trained again
+                put_back(store, settings, job.policy_from, lease.check)
+                store.version_failed(job.policy_to)
             store.end_job(job.job_id, error=reason)
             job = None
         resumed_from = None if job is None else job.state
@@ -141,8 +147,9 @@ def _why_not(store: Store, settings: Settings, job: Job) -> str | None:
     """Why an unsettled job cannot be taken up, or None when it can."""
     try:
         config = TrainConfig.model_validate(job.settings)
-    except ValidationError:
-        return f"died in state {job.state.value}; its settings are those of another release"
+        _check_left(job, config.output.absolute() / job.job_id)
+    except (ValueError, TypeError, KeyError, FileNotFoundError):
+        return f"died in state {job.state.value}; its settings, or what it left, are those of another release"
     states = {v.version: v.state for v in store.versions()}
     if job.policy_to is not None and states[job.policy_to] == "failed":
         return f"died when its version {job.policy_to} had been rolled back"
@@ -155,6 +162,16 @@ def _why_not(store: Store, settings: Settings, job: Job) -> str | None:
         return f"died {job.attempts} times in state {job.state.value}"
     changed = _told(config) != _told(settings.train)
     return f"died in state {job.state.value}; [train] has changed since" if changed else None
+
+
+def _check_left(job: Job, checkpoint: Path) -> None:
+    """Read what a job left for its end: its selection and, once it has trained, its report. Raises as reading does."""
+    needed = SELECTED
+    if checkpoint.exists() or job.state not in (JobState.SELECTED, JobState.CREDITED):
+        TrainReport.load(checkpoint / REPORT_FILE)
+        needed = CREDITED
+    if missing := needed - job.selection.keys():
+        raise KeyError(*missing)
 
 
 def _told(config: TrainConfig) -> dict[str, Any]:

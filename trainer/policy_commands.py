@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from mosaic.errors import SettingsError
 from mosaic.lease import held
 from mosaic.settings import load
 from mosaic.store import Store
@@ -19,6 +20,7 @@ UPSTREAM = typer.Option(None, help="Base URL of the vLLM that serves the policy.
 MODEL = typer.Option(None, help="Checkpoint that the engine started with (until a job has run).")
 LEASE = "training"
 FIRST = "version 0 is live: the checkpoint that the engine started with"
+PATHLESS = "its path is known once a job has published"
 
 
 @app.command("list")
@@ -64,10 +66,12 @@ def show(
     """
     store = Store(load(database=database).database)
     known, live = listed(store), store.policy()[0]
-    if version is None and live not in {one.version for one in known}:
-        typer.echo('{"version": {"version": 0, "state": "live"}, "job": null, "metrics": {}}' if as_json else FIRST)
+    wanted = live if version is None else version
+    if wanted == 0 and store.first_version() is None:
+        said = f"{FIRST if live == 0 else FIRST.replace('live: ', '')}; {PATHLESS}"
+        typer.echo('{"version": {"version": 0, "state": "live"}, "job": null, "metrics": {}}' if as_json else said)
         return
-    found = find(known, live if version is None else version)
+    found = find(known, wanted)
     job = None if found.job_id is None else store.job(found.job_id)
     numbers = {} if job is None else store.job_metrics(job.job_id)
     if as_json:
@@ -124,6 +128,11 @@ def pin(
     said = ""
     if version is not None and weights_of(store, version) != weights_of(store, live):
         live, said = _serve_again(version, model, upstream, database)
+    if not live:
+        raise SettingsError(
+            f"{FIRST}; a version can be held once a job has published one.",
+            "Until then, keep jobs from running: no `mosaic train`, no [schedule].",
+        )
     with held(store, LEASE):
         store.pin(find(store.versions(), live).version)
     typer.echo(f"{said + '; ' if said else ''}version {live} is pinned")

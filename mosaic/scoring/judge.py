@@ -1,19 +1,19 @@
 """A model that judges, behind any OpenAI-compatible URL.
 
 It is told what the task was and what happened, as data, and answers with a reward between 0 and 1, or null. It is asked
-again only where it has not answered: 429, 5xx, or no connection.
+again only where it has not answered: 429, 5xx, no connection, or what is no answer.
 """
 
+import asyncio
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from mosaic.records import Trajectory
-from mosaic.redirects import StayHere
 from mosaic.scoring.outcome import Score, ScoreError, as_score
 from mosaic.scoring.transcript import render, task_of
 from mosaic.urls import shown_url
@@ -28,6 +28,12 @@ BACKOFF_S = 1.0
 """Seconds before the second question; twice that before the third."""
 CHECK_S = 20.0
 """Seconds at most that it gets for the question by which it is checked."""
+MAX_ANSWER = 2**24
+"""Bytes of an answer; a longer one is given up."""
+MAX_SAID = 20_000
+"""Characters of its message, the last ones, in which the reward is looked for."""
+MAX_SHOWN = 200
+"""Characters of what it said that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Judge:
     max_tokens: int = 8000
     """Of the rendered trajectory, as estimated."""
     timeout_s: float = 120.0
+    """For one whole answer, the connection included."""
 
     @property
     def source(self) -> str:
@@ -71,7 +78,7 @@ class Judge:
         try:
             content = answer["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
-            raise ScoreError(f"the judge's answer has no message: {str(answer)[:200]}.") from None
+            raise ScoreError(f"the judge's answer has no message: {answer!r:.{MAX_SHOWN}}.") from None
         return _read(str(content))
 
     def _ask(self, body: bytes) -> Any:
@@ -86,25 +93,43 @@ class Judge:
         raise ScoreError(f"the judge at {where} does not answer: {problem}.", "Is it up? Is the URL right?")
 
     def _once(self, body: bytes) -> Any:
+        import aiohttp
+
+        try:
+            status, said = asyncio.run(self._answer(body))
+            if status == 200:
+                return json.loads(said)
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            raise _Again(str(error) or type(error).__name__) from error
+        text = said[:MAX_SHOWN].decode(errors="replace").strip()
+        if status == 429 or status >= 500:
+            raise _Again(f"status {status}: {text}")
+        what = f"the judge at {shown_url(self.base_url)} refused with status {status}: {text}"
+        raise ScoreError(what, "Check its address (up to /v1), its model and its key.")
+
+    async def _answer(self, body: bytes) -> tuple[int, bytes]:
+        """Status and body; all of it within `timeout_s`."""
+        import aiohttp
+
         headers = {"content-type": "application/json"}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
-        request = urllib.request.Request(self.base_url.rstrip("/") + "/chat/completions", body, headers)
-        try:
-            with _OPENER.open(request, timeout=self.timeout_s) as response:
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(300).decode(errors="replace")
-            if error.code == 429 or error.code >= 500:
-                raise _Again(f"status {error.code}: {said}") from None
-            what = f"the judge at {shown_url(self.base_url)} refused with status {error.code}: {said.strip()}"
-            raise ScoreError(what, "Check its address (up to /v1), its model and its key.") from None
-        except (OSError, ValueError) as error:
-            raise _Again(str(error)) from error
+        url, said = self.base_url.rstrip("/") + "/chat/completions", bytearray()
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self.timeout_s)) as session,
+            session.post(url, data=body, headers=headers, allow_redirects=False, proxy=_proxy(url)) as response,
+        ):
+            async for chunk in response.content.iter_any():
+                said += chunk
+                if len(said) > MAX_ANSWER:
+                    raise ScoreError(f"the judge's answer is longer than {MAX_ANSWER} bytes.", "Is the URL right?")
+            return response.status, bytes(said)
 
 
-_OPENER = urllib.request.build_opener(StayHere())
+def _proxy(url: str) -> str | None:
+    """The proxy of the environment for it. (aiohttp's `trust_env` would also take a password from ~/.netrc.)"""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 class _Again(Exception):
@@ -112,15 +137,24 @@ class _Again(Exception):
 
 
 def _read(content: str) -> Score:
-    """The last JSON object in what the judge said. Raises `ScoreError`."""
-    for start in reversed([m.start() for m in re.finditer(r"\{", content)]):
-        try:
-            said, _ = json.JSONDecoder().raw_decode(content[start:])
-        except ValueError:
+    """The last JSON object with a reward, in no other such object, of what the judge said. Raises `ScoreError`."""
+    content = content[-MAX_SAID:]
+    found: dict[str, Any] | None = None
+    end = 0
+    for start in (m.start() for m in re.finditer(r"\{", content)):
+        if start < end:
             continue
-        if isinstance(said, dict) and "reward" in said:
-            score = as_score({"reward": said["reward"], "note": said.get("reason")})
-            if score.value is not None and not 0 <= score.value <= 1:
-                raise ScoreError(f"the judge gave {score.value:g}, which is not between 0 and 1.")
-            return score
-    raise ScoreError(f"the judge gave no reward: {content[-200:]!r}.")
+        try:
+            said, after = json.JSONDecoder().raw_decode(content, start)
+        except (ValueError, RecursionError):
+            continue
+        if "reward" in said:
+            found, end = said, after
+    if found is None:
+        raise ScoreError(f"the judge gave no reward: {content[-MAX_SHOWN:]!r}.")
+    if isinstance(found["reward"], bool):
+        raise ScoreError(f"the judge gave {json.dumps(found['reward'])}, which is no number.")
+    score = as_score({"reward": found["reward"], "note": found.get("reason")})
+    if score.value is not None and not 0 <= score.value <= 1:
+        raise ScoreError(f"the judge gave {score.value:g}, which is not between 0 and 1.")
+    return score

@@ -1,11 +1,12 @@
 """What a scorer may say, in any of its forms: a number, None (unscorable), or an object with a reward and a note."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mosaic.errors import MosaicError
+from mosaic.records import MAX_REWARD
+from mosaic.store.rows import plain
 
 MAX_NOTE = 2000
 """Characters of a note that are kept."""
@@ -32,10 +33,10 @@ def as_score(said: object) -> Score:
         if "reward" not in said:
             raise ScoreError(f"the scorer's object has no `reward`: {str(dict(said))[:80]}.", _FORMS)
         note = said.get("note")
-        return Score(as_score(said["reward"]).value, None if note is None else str(note)[:MAX_NOTE])
+        return Score(as_score(said["reward"]).value, None if note is None else plain(str(note)[:MAX_NOTE]))
     if said is None:
         return Score(None)
-    if not isinstance(said, int | float) or not math.isfinite(said):
+    if not isinstance(said, int | float) or not abs(said) <= MAX_REWARD:
         raise ScoreError(f"{said!r:.80} is no score.", _FORMS)
     return Score(float(said))
 
@@ -56,4 +57,7 @@ def read_score(text: str) -> Score:
     return as_score(said)
 
 
-_FORMS = 'A score is a finite number, none, or {"reward": number or null, "note": text}.'
+_FORMS = (
+    f"A score is a finite number from -{MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, none, or "
+    '{"reward": number or null, "note": text}.'
+)

@@ -13,6 +13,7 @@ from mosaic.scoring.outcome import ScoreError
 from mosaic.scoring.scorers import Scorer, scorer_of
 from mosaic.settings import ScoreConfig
 from mosaic.store import Store
+from mosaic.store.rows import plain
 
 log = structlog.get_logger()
 
@@ -83,6 +84,6 @@ def _one(store: Store, scorer: Scorer, trajectory_id: str, dry_run: bool) -> Sco
         log.warning("not scored", trajectory=trajectory_id, error=str(error))
         if not dry_run:
             store.count("scorer_failures", scorer.source)
-        return Scored(trajectory_id, None, None, str(error), kept=False)
+        return Scored(trajectory_id, None, None, plain(str(error)), kept=False)
     kept = not dry_run and store.score(trajectory_id, score.value, scorer.source, score.note)
     return Scored(trajectory_id, score.value, score.note, None, kept)

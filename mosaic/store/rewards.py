@@ -6,14 +6,13 @@ open, closed or scored trajectory. Any other is re-opened by a reward within the
 kept.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, and_, exists, insert, or_, select, update
 
 from mosaic.errors import RequestError
-from mosaic.records import TrajectoryState
+from mosaic.records import MAX_REWARD, TrajectoryState
 from mosaic.store.models import RewardRow, SessionRow, TaskRow, TrajectoryRow
 from mosaic.store.rows import given_key, plain
 from mosaic.store.writing import count, insert_new
@@ -51,11 +50,12 @@ class RewardOutcome:
 
 
 def append(connection: Connection, trajectory_id: str, reward: Reward, now: float, window_s: float) -> RewardOutcome:
-    """Append a reward. Raises `RequestError`: 404 for an unknown trajectory or session, 400 for no finite number."""
-    if reward.value is not None and not math.isfinite(reward.value):
+    """Append a reward. Raises `RequestError`: 404 for an unknown trajectory or session, 400 for no reward."""
+    if reward.value is not None and not abs(reward.value) <= MAX_REWARD:
         raise RequestError(
             f"a reward of {reward.value} cannot be used.",
-            "Give a finite number; null (`none` on the command line) means unscorable.",
+            f"Give a finite number from -{MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}; "
+            "null (`none` on the command line) means unscorable.",
         )
     state, state_at = _state(connection, trajectory_id)
     if reward.session_id is not None:

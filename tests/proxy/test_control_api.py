@@ -74,6 +74,14 @@ def test_the_schema_offers_what_is_tested_here(client: TestClient) -> None:
     }
 
 
+@pytest.mark.parametrize("reward", [1e300, -1_000_001, 10**400])
+def test_a_reward_that_is_too_large_is_refused_in_our_words(client: TestClient, reward: float) -> None:
+    body = json.dumps({"reward": reward}).encode()
+    response = client.post("/api/trajectories/run-1/reward", content=body, headers={"content-type": "application/json"})
+    assert 400 <= response.status_code < 500
+    assert is_ours(response), response.text
+
+
 @FUZZ
 @given(data=st.data(), body=ANY, limit=SCALARS, raw=st.none() | st.binary(max_size=60))
 @example(data=None, body={"reward": 10**400}, limit=1, raw=None)

@@ -93,6 +93,8 @@ async def test_who_is_told_to_stop_says_what_is_waited_for_and_that_all_is_store
             process.wait()
     (stopping,) = told(tmp_path, "stopping")
     assert (stopping["calls"], stopping["at_most_s"]) == (1, 1.0)
+    (cut,) = (line for line in lines(tmp_path) if line["level"] == "error")
+    assert cut["event"] == "Cancel 1 running task(s), timeout graceful shutdown exceeded"
     assert lines(tmp_path)[-1]["event"] == "stopped; all calls are stored"
 
 

@@ -1,8 +1,9 @@
 """A judge model behind a real HTTP server."""
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 
 from mosaic.records import TrajectoryState
 from mosaic.scoring import judge as judge_module
-from mosaic.scoring.judge import RETRIES, Judge
+from mosaic.scoring.judge import MAX_ANSWER, RETRIES, Judge
 from mosaic.scoring.outcome import Score, ScoreError
+from mosaic.scoring.passive import score_closed
+from mosaic.settings import ScoreConfig
 from mosaic.store import Store
 from tests.engine import Fault, ScriptedEngine, Turn
-from tests.engine.raw import End, RawEngine, head
-from tests.lineage.test_lineage import linear
-from tests.playbook import Recording, user
+from tests.engine.raw import End, RawEngine, Step, head, whole
+from tests.playbook import Recording, assistant, user
 from tests.scoring.test_transcript import trajectory_of
 from tests.test_cli import mosaic
 
@@ -54,7 +56,26 @@ async def test_null_means_that_it_cannot_be_told() -> None:
     assert score == Score(None, "no idea")
 
 
-@pytest.mark.parametrize("said", ["It was good.", '{"reward": 7}', '{"reward": "high"}', '{"reward": ', ""])
+@pytest.mark.parametrize(
+    ("said", "score"),
+    [
+        ('{"reward": 0.2, "detail": {"reward": 1}}', Score(0.2)),
+        ('{"verdict": {"reward": 1, "of": {"reward": 0}}}', Score(1.0)),
+        ('{"reward": 1} would be wrong: {"reward": 0, "reason": "not {done}"}', Score(0.0, "not {done}")),
+        ('{"reward": 1, "reason": "cut \\ud83d"}', Score(1.0, "cut \\ud83d")),
+    ],
+)
+async def test_the_last_of_the_outermost_objects_with_a_reward_counts(said: str, score: Score) -> None:
+    assert (await judged(lambda _: Turn(said)))[0] == score
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("It was good.", '{"reward": 7}', '{"reward": "high"}', '{"reward": ', ""),
+        *('{"reward": true}', '{"reward": 1e400}', f'{{"reward": {"9" * 400}}}', '{"a":' * 3000),
+    ],
+)
 async def test_what_is_no_reward_is_no_score(said: str) -> None:
     with pytest.raises(ScoreError):
         await judged(lambda _: Turn(said))
@@ -131,6 +152,57 @@ async def test_a_judge_that_refuses_is_asked_once_and_scores_nothing(
     assert [request["messages"][-1]["content"] == "Say OK." for request in engine.requests[-2:]] == [True, False]
 
 
+ODD = {
+    "no HTTP": [b"SSH-2.0-OpenSSH_9\r\n", End.FIN],
+    "nothing": [End.FIN],
+    "a status that is none": [b"HTTP/1.1 99 x\r\n\r\n", End.FIN],
+    "cut off": [head("content-length: 999"), b"{", End.FIN],
+    "chunks that are none": [head("transfer-encoding: chunked"), b"zz\r\n", End.FIN],
+    "an endless header": [b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000 + b"\r\n", End.FIN],
+    "too deep": [whole(b"[" * 100_000), End.FIN],
+    "no text": [whole(b"\xff\xfe{"), End.FIN],
+    "a refusal that is cut off": [head("content-length: 999", status="400 Bad"), b"{", End.FIN],
+    "no end": [head("content-length: 999"), b"{", End.HANG],
+    "no object": [whole(b"5"), End.FIN],
+    "too long": [head("connection: close"), b" " * (MAX_ANSWER + 1), End.FIN],
+    "a lone surrogate": [whole(b'"\\ud83d"'), End.FIN],
+}
+
+
+@pytest.mark.parametrize("steps", ODD.values(), ids=ODD)
+async def test_an_odd_answer_leaves_one_trajectory_unscored_and_says_why(tmp_path: Path, steps: Sequence[Step]) -> None:
+    record(tmp_path, "odd-1", "run-2")
+    good = whole(b'{"choices": [{"message": {"content": "{\\"reward\\": 1}"}}]}')
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    async with RawEngine(lambda asked: steps if b"odd" in asked.body else [good]).serve() as url:
+        judge = Judge(url, "policy", timeout_s=0.5)
+        odd, fine = await asyncio.to_thread(score_closed, store, judge, ScoreConfig())
+    store.close()
+    assert (odd.reward, odd.kept, fine.reward, fine.kept) == (None, False, 1.0, True)
+    assert "the judge" in str(odd.error)
+    assert str(odd.error).encode()
+
+
+async def test_a_judge_that_drips_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_module, "RETRIES", 1)
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head("content-length: 999"))
+        with contextlib.suppress(OSError):
+            while not reader.at_eof():
+                writer.write(b" ")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(), 0.05)
+        writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        judge = Judge(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "policy", timeout_s=0.3)
+        with pytest.raises(ScoreError, match="does not answer: TimeoutError"):
+            await asyncio.to_thread(judge.check)
+
+
 async def test_a_redirect_takes_the_key_nowhere() -> None:
     engine = ScriptedEngine(lambda _: Turn('{"reward": 1}'))
     async with engine.serve() as elsewhere:
@@ -141,10 +213,11 @@ async def test_a_redirect_takes_the_key_nowhere() -> None:
     assert engine.headers == []
 
 
-def record(folder: Path) -> None:
+def record(folder: Path, *names: str) -> None:
     store = Store(f"sqlite:///{folder}/mosaic.db")
-    store.record(linear(Recording("run-1")))
-    store.end("run-1", TrajectoryState.CLOSED, "test")
+    for name in names or ("run-1",):
+        store.record([Recording(name).call([user(f"the task of {name}")], assistant("done"))])
+        store.end(name, TrajectoryState.CLOSED, "test")
     store.close()
 
 

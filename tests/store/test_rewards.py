@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from mosaic.errors import RequestError
-from mosaic.records import TrajectoryState
+from mosaic.records import MAX_REWARD, TrajectoryState
 from mosaic.store import Store
 from mosaic.store.rewards import RewardOutcome
 from tests.lineage.test_lineage import linear
@@ -53,6 +53,12 @@ def test_rewards_append_and_the_last_one_is_in_force(store: Store) -> None:
         kept = connection.execute(text("select value, source, note from rewards order by reward_id")).all()
     assert [tuple(r) for r in kept] == [(0.0, "first", None), (1.0, "second", "a note")]
     assert store.reward("run-1", None, "third").state is TrajectoryState.UNSCORABLE
+
+
+@pytest.mark.parametrize("value", [MAX_REWARD, -MAX_REWARD])
+def test_the_largest_rewards_are_kept_as_they_are(store: Store, value: float) -> None:
+    store.reward("run-1", value, "test")
+    assert store.trajectory("run-1").reward == value
 
 
 def test_a_reward_in_an_open_or_scored_trajectory_counts_however_late_it_is(store: Store) -> None:
@@ -104,8 +110,8 @@ def test_a_session_can_be_judged_without_scoring_the_trajectory(store: Store) ->
         store.reward("run-1", 0.5, "judge", session_id="s-elsewhere")
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_refused_and_nothing_is_kept(store: Store, value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, -1_000_001.0])
+def test_a_reward_that_is_no_number_or_too_large_is_refused_and_nothing_is_kept(store: Store, value: float) -> None:
     with pytest.raises(RequestError, match="finite"):
         store.reward("run-1", value, "test")
     with store.engine.connect() as connection:

@@ -266,9 +266,25 @@ def test_a_pinned_version_stays_until_it_is_let_go(place: Place) -> None:
     assert run_job(place.store, place.settings).version == 3
 
 
+UNKNOWN = "the checkpoint that the engine started with; its path is known once a job has published"
+
+
 def test_before_the_first_job_the_engines_own_checkpoint_is_live(place: Place) -> None:
-    assert place.command("show") == "version 0 is live: the checkpoint that the engine started with\n"
-    assert json.loads(place.command("show", "--json"))["version"] == {"version": 0, "state": "live"}
+    said = f"version 0 is live: {UNKNOWN}\n"
+    assert place.command("show") == place.command("show", "0") == said
+    for version in ([], ["0"]):
+        assert json.loads(place.command("show", *version, "--json"))["version"] == {"version": 0, "state": "live"}
+    assert place.command("rollback", "0") == "version 0 is already live\n"
+    for version in ([], ["0"]):
+        with pytest.raises(SettingsError, match=r"version 0 is live.* once a job has published"):
+            place.command("pin", *version)
+    assert place.store.versions() == []
+
+
+def test_the_first_checkpoint_is_shown_after_another_without_a_job_went_live(place: Place, model_dir: Path) -> None:
+    place.store.version_live(place.store.new_version(str(model_dir), None))
+    said = f"version 0 is {UNKNOWN}\n"
+    assert place.command("show", "0") == said
 
 
 @pytest.mark.parametrize(
@@ -276,7 +292,7 @@ def test_before_the_first_job_the_engines_own_checkpoint_is_live(place: Place) -
     [
         (("show", "9"), "no policy version 9"),
         (("rollback", "9"), "no policy version 9"),
-        (("pin",), "no policy version 0"),
+        (("pin", "9"), "no policy version 9"),
     ],
 )
 def test_versions_that_are_not_there_are_named(place: Place, arguments: tuple[str, ...], said: str) -> None:

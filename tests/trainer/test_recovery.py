@@ -23,6 +23,7 @@ from mosaic.store import Store
 from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
 from trainer.job import LEASE, run_job
+from trainer.round import REPORT_FILE
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TRL currently supports vLLM"
@@ -238,6 +239,39 @@ def test_a_job_of_another_release_is_failed(place: Place) -> None:
     report = run_job(place.store, place.settings)
     assert "another release" in str(place.store.job(old).error)
     assert report.job_id != old
+
+
+@pytest.mark.parametrize(
+    "at", ["trained", "verified", *(pytest.param(at, marks=pytest.mark.slow) for at in ("before trained", "announced"))]
+)
+@pytest.mark.parametrize("part", ["report", "selection"])
+def test_what_another_release_left_is_not_published_and_its_trajectories_are_trained_once(
+    place: Place, undisturbed: bytes, at: str, part: str
+) -> None:
+    lasting = place.settings.train.model_copy(
+        update={"max_staleness": 2}
+    )  # weights that are put back count as a version
+    place.settings = place.settings.model_copy(update={"train": lasting})
+    assert place.run(at) == KILLED
+    (old,) = place.store.jobs()
+    report = place.settings.train.output / old.job_id / REPORT_FILE
+    if part == "report":
+        report.write_text(report.read_text(encoding="utf-8").replace("tokens_trained", "tokens"), encoding="utf-8")
+    else:
+        renamed = {("trained_groups" if n == "groups_trained" else n): v for n, v in old.selection.items()}
+        place.store.job_reached(old.job_id, old.state, selection=renamed)
+    was_live = place.store.policy()[0]
+    done = run_job(place.store, place.settings)
+    failed = place.store.job(old.job_id)
+    assert failed.state is JobState.FAILED
+    assert str(failed.error).endswith("its settings, or what it left, are those of another release")
+    put_back = [(v.state, v.restores) for v in place.store.versions() if v.version != done.version]
+    assert put_back == ([("failed", None), ("live", 0)] if was_live else [])
+    assert (done.resumed_from, done.trajectories_trained) == (None, 4)
+    assert (place.engine.path / "model.safetensors").read_bytes() == undisturbed
+    assert {t.state for t in place.store.trajectories()} == {"trained"}
+    with pytest.raises(NothingToTrain):
+        run_job(place.store, place.settings)
 
 
 def test_a_policy_that_is_pinned_meanwhile_keeps_the_checkpoint_for_later(place: Place, model_dir: Path) -> None:
