@@ -144,7 +144,12 @@ def test_no_line_is_wider_than_the_terminal(call: dict[str, Any], width: int) ->
 
 
 def test_a_line_leaves_room_for_the_reply_and_says_how_a_call_failed() -> None:
-    call = {"trajectory_id": "run-20261130-093011-ab12.task_7.3", "auxiliary": None, "http_status": 404, "exact": False}
+    call: dict[str, Any] = {
+        "trajectory_id": "run-20261130-093011-ab12.task_7.3",
+        "auxiliary": None,
+        "http_status": 404,
+        "exact": False,
+    }
     call |= {"inexact_reason": "call_failed", "prompt_tokens": 0, "sampled_tokens": 0, "policy_version": 3}
     call |= {"started_at": 1.0, "ended_at": 1.5, "status": "failed", "says": "", "error": "there is no model 'x'; " * 9}
     narrow, whole = _line(call, 80)[9:], _line(call, None)[9:]
