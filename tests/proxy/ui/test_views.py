@@ -200,6 +200,13 @@ def test_training_is_told_by_its_rewards_groups_and_versions() -> None:
         assert plot["columns"][0] == sorted(plot["columns"][0])
 
 
+@pytest.mark.parametrize(("scored", "lately"), [(11, 11), (42, 20), (300, 30)])
+def test_success_lately_is_of_the_newest_tenth_but_of_twenty_where_there_are_so_many(scored: int, lately: int) -> None:
+    attempts = [attempt(n, float(n >= scored - lately // 2)) for n in range(scored)]
+    view = training_view(attempts, [], [])
+    assert (view.lately, view.success) == (lately, lately // 2 / lately)
+
+
 def test_utility_is_the_reward_per_session() -> None:
     plots = {plot.title: plot for plot in training_view([attempt(0, 1.0)] * 8, [], []).plots}
     assert list(plots["Utility"].lines.values()) == [[0.5] * len(plots["Utility"].times)]
