@@ -46,6 +46,7 @@ def session(session_id: str, position: int, parent: str | None = None, **changes
         "sampled_tokens": 1,
         "link": None,
         "advantage": None,
+        "trained_by": None,
         "reward": None,
     }
     return SessionLine(**{**values, **changes})
