@@ -37,8 +37,8 @@ def database(tmp_path: Path) -> str:
 
 
 def test_a_trajectory_is_listed_shown_and_rewarded(tmp_path: Path, database: str) -> None:
-    done = mosaic(tmp_path, "reward", "run-17", "1.0", "--database", database)
-    assert done.returncode == 0
+    done = mosaic(tmp_path, "reward", "run-17", "1", "--database", database)
+    assert (done.returncode, done.stdout) == (0, "run-17: 1.0\n")  # as every listing writes it
     listed = json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout)
     assert [(t["trajectory_id"], t["reward"], t["sessions"], t["compactions"]) for t in listed] == [("run-17", 1, 2, 1)]
     shown = json.loads(mosaic(tmp_path, "show", "run-17", "--json", "--database", database).stdout)
@@ -287,6 +287,18 @@ def test_a_missing_python_is_said_by_make(tmp_path: Path) -> None:
     done = subprocess.run(["make", "install", "PYTHON="], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "Python 3.11 or newer with venv is needed" in done.stderr
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("pol", "policy"), ("rewrad", "reward")])
+def test_a_command_that_is_misspelt_is_suggested_whichever_package_has_it(
+    tmp_path: Path, typed: str, meant: str
+) -> None:
+    assert f"Did you mean '{meant}'" in mosaic(tmp_path, typed).stderr
+
+
+def test_a_secret_that_is_too_short_is_measured_in_characters(tmp_path: Path) -> None:
+    done = mosaic(tmp_path, "key", "run-17", MOSAIC_TRAJECTORY_SECRET="abcde")
+    assert "'trajectory_secret': it needs at least 16 characters, not 5." in done.stderr
 
 
 def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str) -> None:
