@@ -110,7 +110,10 @@ def reward(
     number = None if value.lower() == "none" else _number(value)
     outcome = _store(database).reward(trajectory, number, source, note, session_id=session)
     said = "" if outcome.in_force else f" (too late to count: it was {outcome.state.value}; kept, see reward_window_s)"
-    typer.echo(f"{trajectory}: {value}{said}" + (", trained again by the next job" if outcome.reopened else ""))
+    typer.echo(
+        f"{trajectory}: {'none' if number is None else number}{said}"
+        + (", trained again by the next job" if outcome.reopened else "")
+    )
 
 
 def end(
@@ -200,7 +203,10 @@ def assemble(named: str | None = None) -> typer.Typer:
         help=HELP, callback=_root, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
     )
     loaded: dict[str, object] = {**OWN, "db": db_commands.app}
-    for entry in entry_points(group="mosaic.commands"):
+    entries = entry_points(group="mosaic.commands")
+    if named is not None and not named.startswith("-") and named not in loaded.keys() | entries.names:
+        named = None  # a typing error: what is meant is suggested from all
+    for entry in entries:
         if named in (None, entry.name):
             loaded[entry.name] = entry.load()
     for panel, name in _ordered(loaded):

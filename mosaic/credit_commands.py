@@ -60,8 +60,9 @@ def credit(
 ) -> None:
     """Explain the credit of a trajectory: reward, rank, contribution, gate and advantage per session.
 
-    Computed anew from what is stored, with the attempts at the same task by the same policy version; nothing is
-    written. docs/credit.md has the formulas.
+    Computed anew from what is stored, as if the attempts at the same task by the same policy version were the whole
+    batch; nothing is written. What a job trained a session with, over its batch, stands on the trajectory's page.
+    docs/credit.md has the formulas.
 
         mosaic credit run-17
         mosaic credit run-17 --rule broadcast --also mosaic
@@ -148,7 +149,7 @@ def as_tree(view: View) -> Node:
     top = Node(
         f"{view.trajectory.trajectory_id}  reward {reward:g} of {len(rewards)} attempts "
         f"(mean {sum(rewards) / len(rewards):.2f}), {view.rule} advantage {credit.advantage:+.3f}",
-        f"usage rank {credit.usage_rank:.2f}, usage {credit.usage:+.3f} of the advantage",
+        f"were this group the whole batch; usage rank {credit.usage_rank:.2f}, usage {credit.usage:+.3f} of it",
     )
     rows = {row.session_id: row for row in credit.sessions}
     nodes: dict[str | None, Node] = {}
@@ -169,7 +170,9 @@ def as_tree(view: View) -> Node:
 def _details(row: SessionCredit, others: Mapping[str, Mapping[str, float]]) -> str:
     """How a session came to its advantage, and what other rules would have given it."""
     known = "unknown" if row.contribution is None else f"{row.contribution:+.3f} ({row.source})"
-    made = f"contribution {known}, gate {row.gate.value}, factors {row.factor:.2f} and {row.usage_factor:.2f}"
+    made = (
+        f"outcome x {row.factor:.2f}, usage x {row.usage_factor:.2f}, shaped by {row.gate.value}; contribution {known}"
+    )
     return "; ".join([made, *(f"{name} {of[row.session_id]:+.3f}" for name, of in others.items())])
 
 

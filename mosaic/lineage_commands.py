@@ -4,15 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import orjson
 import typer
 
 from mosaic.lineage.model import Rung
-from mosaic.records import Session, Trajectory, TrajectoryState
+from mosaic.records import Call, Session, Trajectory, TrajectoryState
 from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.explaining import Certificate
-from mosaic.terminal import DATABASE, JSON, TRAJECTORY, counted, print_json, print_table
+from mosaic.terminal import DATABASE, JSON, TRAJECTORY, counted, how_ended, print_json, print_table, printable
 from mosaic.tree import Node, print_tree
 
 
@@ -48,7 +47,7 @@ def show(
             }
         )
         return
-    print_tree(_tree(found, links, calls=calls))
+    print_tree(_tree(found, links, store.inexact(trajectory) if calls else None))
     if made:
         typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
     typer.echo(_certified(certified))
@@ -122,18 +121,35 @@ def certificate(
     typer.echo(_certified(found))
 
 
-def _tree(trajectory: Trajectory, links: list[dict[str, Any]], *, calls: bool) -> Node:
-    """The trajectory with each session under its parent, and its calls if they are wanted."""
+def _tree(trajectory: Trajectory, links: list[dict[str, Any]], inexact: Mapping[str, Mapping[str, Any]] | None) -> Node:
+    """The trajectory with each session under its parent, and its calls if it is told how the inexact ones ended."""
     reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
     top = Node(f"{trajectory.trajectory_id}  {trajectory.state.value}, {reward}")
     nodes: dict[str | None, Node] = {}
     for session, link in zip(trajectory.sessions, links, strict=True):
         told = _session(session, link, over=trajectory.state is not TrajectoryState.OPEN)
         nodes[session.session_id] = node = nodes.get(session.parent_session_id, top).add(Node(told, _why(link)))
-        for call in session.calls if calls else ():
-            worth = call.auxiliary or ("exact" if call.exact else "inexact")
-            node.add(Node(f"{call.call_id}  {worth}"))
+        for call in session.calls if inexact is not None else ():
+            node.add(_call(call, (inexact or {}).get(call.call_id)))
     return top
+
+
+def _call(call: Call, ended: Mapping[str, Any] | None) -> Node:
+    """A call with what it is worth to training; `ended` says how an inexact one ended."""
+    if ended is None:
+        return Node(f"{call.call_id}  {call.auxiliary or 'exact'}")
+    worth = ", ".join(filter(None, (call.auxiliary, _worth(ended))))
+    return Node(f"{call.call_id}  {worth}", _failed(ended))
+
+
+def _worth(ended: Mapping[str, Any]) -> str:
+    return "exact" if ended["exact"] else printable(f"inexact: {ended['inexact_reason'] or 'unknown'}")
+
+
+def _failed(ended: Mapping[str, Any]) -> str:
+    """How a call failed, on one line; nothing for one that ended well."""
+    said = "" if ended["status"] == "ok" else how_ended(ended["status"], ended["http_status"])
+    return printable(": ".join(filter(None, (said, " ".join((ended["error"] or "").split())))))
 
 
 def _session(session: Session, link: Mapping[str, Any], *, over: bool) -> str:
@@ -156,38 +172,41 @@ def _why(link: Mapping[str, Any]) -> str:
     """Why a session stands where it stands; nothing for the one root that needs no reason."""
     if link["kind"] == "root":
         return "" if link["score"] == 1 else "(nothing links it to another session)"
-    return f"({link['rung']}, score {link['score']:.2f}: {_json(link['evidence'])})"
+    return f"({link['rung']}, score {link['score']:.2f}: {_words(link['evidence'])})"
 
 
 def _explained(found: Mapping[str, Any]) -> list[str]:
     session, opens = found["session"], found["opens_session"]
     place = f"opens {found['session_id']}" if opens else f"stands in {found['session_id']}"
     lines = [f"{found['call_id']}: {place} of {found['trajectory_id']}"]
-    lines += [f"  says     {found['says']}", f"  answers  {found['answers']}"]
+    lines += [f"  {name:8} {found[name]}" for name in ("says", "answers") if found[name]]
+    lines += [f"  ended    {failed}" for failed in (_failed(found),) if failed]
+    lines.append(f"  worth    {_worth(found)}")
     if found["extends"] is not None:
         lines.append(f"  extends  {found['extends']['call']}: {found['extends']['answers']}")
     if found["auxiliary"] is not None:
         lines.append(f"  serves the framework ({found['auxiliary']}): not trained")
-    if found["rung"] is None:
-        lines.append("  recorded by an older release: `mosaic relink` finds out why it stands here")
-    else:
-        lines.append(f"  why      {_reason(found)}")
+    why = None if found["rung"] is None else _reason(found)
+    lines.append(f"  why      {why or 'recorded by an older release: `mosaic relink` finds out why it stands here'}")
     if found["attribution"] != "lineage":
         lines.append(f"  its trajectory was named by the {found['attribution']}")
     parent = f" under {session['parent']}" if session["parent"] else ""
-    lines.append(f"  session  {session['kind']}{parent}: {_reason(session)}")
+    reason = _reason(session)
+    lines.append(f"  session  {session['kind']}{parent}" + ("" if opens and reason == why else f": {reason}"))
     considered = [*found["considered"], *(r for r in session["considered"] if opens and not found["considered"])]
-    lines += [f"  also considered: {_json(other)}" for other in considered] or ["  nothing else was considered"]
-    return lines
+    lines += [f"  also considered: {_words(other)}" for other in considered] or ["  nothing else was considered"]
+    return [printable(line) for line in lines]
 
 
 def _reason(decided: Mapping[str, Any]) -> str:
     """What decided where a call or a session stands."""
+    evidence = {name: value for name, value in decided["evidence"].items() if name != "first"}  # said in words
+    because = f" ({_words(evidence)})" if evidence else ""
     if decided["rung"] != Rung.NONE:
-        return f"{decided['rung']}, score {decided['score']:.2f} {_json(decided['evidence'])}"
+        return f"{decided['rung']}, score {decided['score']:.2f}{because}"
     if decided["score"] == 1:
         return "first call of its trajectory"
-    return f"nothing links it to an earlier call {_json(decided['evidence'])}"
+    return f"nothing links it to an earlier call{because}"
 
 
 def _certified(found: Certificate) -> str:
@@ -202,8 +221,15 @@ def _certified(found: Certificate) -> str:
     )
 
 
-def _json(value: object) -> str:
-    return orjson.dumps(value).decode()
+def _words(value: object) -> str:
+    """Evidence as a person reads it: `items 3, of 3, tool task`."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name.replace('_', ' ')} {_words(inside)}".rstrip() for name, inside in value.items())
+    if isinstance(value, list | tuple):
+        return " and ".join(map(_words, value)) or "none"
+    if isinstance(value, bool) or value is None:
+        return "none" if value is None else "yes" if value else "no"
+    return printable(str(value))
 
 
 def _store(database: str | None) -> Store:

@@ -297,16 +297,23 @@ def load(**flags: object) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise SettingsError(
-            f"setting {where!r}: {first['msg'].rstrip('.?')}.",
+            f"setting {where!r}: {_wrong(error)}.",
             "See `mosaic config` for all settings and where they come from.",
         ) from error
     except SettingsSourceError as error:
         raise SettingsError(f"{error}.", 'List values are written as JSON, for example ["a", "b"].') from error
     except (ValueError, OSError) as error:
         raise SettingsError(f"{CONFIG_FILE} cannot be read: {error}.", "Correct or remove it.") from error
+
+
+def _wrong(error: ValidationError) -> str:
+    """What is wrong with the first value; pydantic counts the characters of a secret as items."""
+    first = error.errors()[0]
+    if first["type"] == "too_short" and isinstance(first["input"], str):
+        return f"it needs at least {first['ctx']['min_length']} characters, not {first['ctx']['actual_length']}"
+    return first["msg"].rstrip(".?")
 
 
 def _check_variables() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 import typer
+from rich.console import Console
+from rich.text import Text
 from sqlalchemy import Connection
 
 from mosaic.client import Client
@@ -19,12 +21,12 @@ from mosaic.errors import MosaicError, RequestError, StoreError
 from mosaic.settings import Settings, load
 from mosaic.store import Store, call_browsing, feed
 from mosaic.store.feed import Followed
-from mosaic.terminal import DATABASE, printable
+from mosaic.terminal import DATABASE, SHORTENED, how_ended, printable, shortened
 
 EVERY_S = 0.5
 """Seconds between two looks at the database."""
-SAID = 60
-"""Characters of a reply that a line shows."""
+SAID = 20
+"""Columns of a narrow terminal that an id leaves to the reply."""
 FIELDS = (
     "call_id",
     "trajectory_id",
@@ -43,7 +45,7 @@ FIELDS = (
     "first_byte_at",
     "ended_at",
 )
-"""What a JSON line says of a call, with `says`, how its reply begins."""
+"""What a JSON line says of a call, with `says`, its reply."""
 Call = dict[str, Any]
 
 
@@ -59,8 +61,8 @@ def tail(
     """Follow calls as they end, one line each, until Ctrl-C.
 
     A line says when the call ended, its trajectory, prompt and sampled tokens, seconds, what it is worth to training
-    (exact, or why it is not) and how its reply begins. Calls that ended before are listed by `mosaic show`. What breaks
-    is taken up again where it broke.
+    (exact, or why it is not) and its reply, or what failed, as far as the terminal is wide; in a pipe all of it. Calls
+    that ended before are listed by `mosaic show`. What breaks is taken up again where it broke.
 
         mosaic tail
         mosaic tail --trajectory run-17
@@ -70,7 +72,7 @@ def tail(
     followed = _of_proxy(settings, proxy, trajectory) if proxy else _of_store(settings, trajectory)
     with contextlib.suppress(KeyboardInterrupt):
         for call in followed:
-            typer.echo(_json(call) if as_json else _line(call))
+            typer.echo(_json(call) if as_json else _line(call, _width()))
 
 
 def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
@@ -145,7 +147,7 @@ def _call(row: Mapping[str, Any], choices: Sequence[Mapping[str, Any]]) -> Call:
 
 
 def _says(message: Mapping[str, Any]) -> str:
-    """How a reply begins, on one line: its text, and the tools that it calls."""
+    """A reply on one line: its text, and the tools that it calls."""
     content = message.get("content")
     named = [str(call["function"]["name"]) for call in message.get("tool_calls") or () if call.get("function")]
     return " ".join([*str(content or "").split(), *(f"[{name}]" for name in named)])
@@ -158,18 +160,31 @@ def _json(call: Call) -> str:
         return json.dumps(call)
 
 
-def _line(call: Call) -> str:
-    """The call as a person reads it; what a client or a model said cannot steer the terminal."""
+def _line(call: Call, width: int | None) -> str:
+    """The call as a person reads it, in so many columns; None: whole. It cannot steer the terminal."""
     ended = time.strftime("%H:%M:%S", time.localtime(call["ended_at"]))
     kind = f" {call['auxiliary']}" if call["auxiliary"] else ""
-    tokens = f"{call['prompt_tokens']} -> {call['sampled_tokens']}"
     worth = "exact" if call["exact"] else call["inexact_reason"] or "inexact"
-    failed = "" if call["status"] == "ok" else f" {call['status']} {call['http_status']}"
-    text = (
-        f"{ended} {call['trajectory_id']}{kind}{failed}  {tokens} tokens  {call['ended_at'] - call['started_at']:.2f} s"
-        f"  v{call['policy_version']}  {worth}  {call['says'][:SAID]}"
+    if call["status"] != "ok":
+        worth = how_ended(call["status"], call["http_status"])
+    figures = (
+        f"{kind}  {call['prompt_tokens']} -> {call['sampled_tokens']} tokens"
+        f"  {call['ended_at'] - call['started_at']:.2f} s  v{call['policy_version']}  {worth}  "
     )
-    return printable(text).rstrip()
+    says = " ".join((call["says"] or call["error"] or "").split())
+    name = printable(call["trajectory_id"])
+    if width is not None:
+        name = shortened(name, max(SHORTENED, width - SAID - len(ended) - len(figures)))
+    line = Text(f"{ended} {name}{printable(figures)}{printable(says)}".rstrip())
+    if width is not None:
+        line.truncate(width, overflow="ellipsis")
+    return line.plain
+
+
+def _width() -> int | None:
+    """Columns of the terminal; None where none reads."""
+    console = Console()
+    return console.width if console.is_terminal else None
 
 
 def _say(what: str) -> None:

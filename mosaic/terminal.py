@@ -34,6 +34,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun if number == 1 else plural}"
 
 
+def how_ended(status: str, http_status: int) -> str:
+    """How a call ended in words: ok, aborted, failed (HTTP 404). What else the client got says nothing."""
+    return f"{status} (HTTP {http_status})" if status == "failed" and http_status >= 400 else status
+
+
 def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     """Print rows under `columns`, which are parted by spaces; None is printed as nothing.
 
@@ -68,7 +73,7 @@ def _narrow(taken: list[int], cells: list[list[str]], too_wide: int) -> None:
         too_wide -= less
         for row in cells:
             if less and _is_id(row[column]):
-                row[column] = _shortened(row[column], taken[column])
+                row[column] = shortened(row[column], taken[column])
 
 
 def _is_text(cell: str) -> bool:
@@ -81,7 +86,7 @@ def _is_id(cell: str) -> bool:
     return not _is_text(cell) and any(character.isdigit() for character in cell)
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """An id without its middle, where it is wider than that."""
     if _width((text,)) <= width:
         return text

@@ -42,6 +42,8 @@ class House:
         self._owner = f"proxy-{secrets.token_hex(6)}"
         self._closing = threading.Event()
         self._round: asyncio.Future[bool] | None = None
+        self._live: int | None = None
+        """The version that was live at the last look; None before the first."""
 
     async def keep(self) -> None:
         """A round every minute, in a thread."""
@@ -60,12 +62,19 @@ class House:
             return False
         if closed := store.close_silent(settings.close_after_s, settings.answered_after_s):
             log.info("silent trajectories closed", trajectories=closed)
+        self._say_what_is_live(store.policy()[0])
         if settings.retention_days is not None:
             rule = PruneRule(settings.retention_days * 24 * 3600.0, keep_trained_since=settings.keep_trained_since)
             pruned = prune(store.database, rule, self._go_on)
             if pruned.trajectories:
                 log.info("old trajectories pruned", trajectories=pruned.trajectories)
         return True
+
+    def _say_what_is_live(self, version: int) -> None:
+        """A job elsewhere puts versions live, or back: the log says so, once."""
+        if self._live not in (None, version):
+            log.info(f"version {version} is live", before=self._live)
+        self._live = version
 
     def _go_on(self, _done: int, _of: int) -> None:
         if self._closing.is_set():

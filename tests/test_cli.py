@@ -8,10 +8,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mosaic.capture import Fidelity
+from mosaic.capture import CallStatus, Fidelity
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction, linear
 from tests.playbook import Recording
@@ -36,8 +37,8 @@ def database(tmp_path: Path) -> str:
 
 
 def test_a_trajectory_is_listed_shown_and_rewarded(tmp_path: Path, database: str) -> None:
-    done = mosaic(tmp_path, "reward", "run-17", "1.0", "--database", database)
-    assert done.returncode == 0
+    done = mosaic(tmp_path, "reward", "run-17", "1", "--database", database)
+    assert (done.returncode, done.stdout) == (0, "run-17: 1.0\n")  # as every listing writes it
     listed = json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout)
     assert [(t["trajectory_id"], t["reward"], t["sessions"], t["compactions"]) for t in listed] == [("run-17", 1, 2, 1)]
     shown = json.loads(mosaic(tmp_path, "show", "run-17", "--json", "--database", database).stdout)
@@ -288,6 +289,18 @@ def test_a_missing_python_is_said_by_make(tmp_path: Path) -> None:
     assert "Python 3.11 or newer with venv is needed" in done.stderr
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("pol", "policy"), ("rewrad", "reward")])
+def test_a_command_that_is_misspelt_is_suggested_whichever_package_has_it(
+    tmp_path: Path, typed: str, meant: str
+) -> None:
+    assert f"Did you mean '{meant}'" in mosaic(tmp_path, typed).stderr
+
+
+def test_a_secret_that_is_too_short_is_measured_in_characters(tmp_path: Path) -> None:
+    done = mosaic(tmp_path, "key", "run-17", MOSAIC_TRAJECTORY_SECRET="abcde")
+    assert "'trajectory_secret': it needs at least 16 characters, not 5." in done.stderr
+
+
 def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str) -> None:
     where = ("--database", database)
     shown = json.loads(mosaic(tmp_path, "show", "run-17", "--json", *where).stdout)
@@ -315,9 +328,42 @@ def test_the_first_call_of_a_trajectory_and_one_that_nothing_links_are_explained
     first = store.trajectory("run-17").sessions[0].calls[0].call_id
     store.close()
     told = mosaic(tmp_path, "explain", first, *where).stdout
-    assert told.count("first call of its trajectory") == 2  # the call and its session
+    assert told.count("first call of its trajectory") == 1  # the call's reason is its session's
     told = mosaic(tmp_path, "explain", alone.call_id, *where).stdout
-    assert told.count("nothing links it to an earlier call") == 2
+    assert told.count("nothing links it to an earlier call") == 1
+
+
+def test_a_call_that_failed_is_shown_and_explained_with_what_failed(tmp_path: Path, database: str) -> None:
+    where = ("--database", database)
+    store = Store(database)
+    (asked,) = linear(Recording("run-17"), 1, "again")
+    failed: dict[str, Any] = {
+        "status": CallStatus.FAILED,
+        "http_status": 404,
+        "choices": (),
+    }
+    store.record(
+        [
+            replace(asked, call_id="call-404", inexact_reason="call_failed", error="no model\n'x\x1b[2J'", **failed),
+            replace(asked, call_id="call-other", inexact_reason="other_weights"),
+        ]
+    )
+    store.close()
+    shown = mosaic(tmp_path, "show", "run-17", "--calls", *where).stdout
+    assert "call-404  inexact: call_failed  failed (HTTP 404): no model 'x?[2J'\n" in shown
+    assert "call-other  inexact: other_weights\n" in shown
+    told = mosaic(tmp_path, "explain", "call-404", *where).stdout
+    assert "  ended    failed (HTTP 404): no model 'x?[2J'\n  worth    inexact: call_failed\n" in told
+    assert "answers" not in told
+
+
+def test_evidence_is_told_in_words(tmp_path: Path, database: str) -> None:
+    where = ("--database", database)
+    shown = mosaic(tmp_path, "show", "run-17", "--calls", *where)
+    told = mosaic(tmp_path, "explain", "c2-run-17", *where)
+    assert "(summary, score 0.97: carried yes, kept no, summary calls c4-run-17)" in shown.stdout
+    assert "  why      prefix, score 0.99 (items 2, of 3)\n" in told.stdout
+    assert not set('{}"') & set(shown.stdout + told.stdout)
 
 
 def test_every_call_is_counted_once_in_the_certificate(tmp_path: Path, database: str) -> None:

@@ -41,6 +41,8 @@ def test_sessions_are_shown_with_what_other_rules_would_have_given(tmp_path: Pat
     assert "reward 1 of 2 attempts" in tree
     assert "rloo +1.000" in tree
     assert "handoff call" in tree
+    assert "were this group the whole batch" in tree
+    assert "usage x 1.00, shaped by contribution; contribution " in tree
 
 
 def test_what_was_estimated_elsewhere_is_blended_in(tmp_path: Path, store: Store) -> None:

@@ -3,20 +3,25 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from sqlalchemy import delete
 
 from mosaic.settings import Settings
 from mosaic.store import Store
 from mosaic.store.models import CallRow
-from mosaic.tail_command import _json
+from mosaic.tail_command import _json, _line
 from proxy import events
 from proxy.trace import captured
 from tests.conftest import serving
@@ -112,6 +117,47 @@ async def test_a_line_says_what_a_call_is_worth_and_how_its_reply_begins(tmp_pat
         assert " tokens  " in line
         assert await tail.interrupted() == (0, "")
     store.close()
+
+
+CALLS = st.fixed_dictionaries(
+    {
+        "trajectory_id": st.text(max_size=60),
+        "auxiliary": st.sampled_from([None, "title"]),
+        "status": st.sampled_from(["ok", "aborted", "failed", "interrupted"]),
+        "http_status": st.sampled_from([200, 404, 499]),
+        "exact": st.booleans(),
+        "inexact_reason": st.sampled_from([None, "other_weights"]),
+        "prompt_tokens": st.integers(0, 99_999),
+        "sampled_tokens": st.integers(0, 9_999),
+        "policy_version": st.integers(0, 99),
+        "started_at": st.just(1.0),
+        "ended_at": st.floats(1, 60),
+        "says": st.text(),
+        "error": st.none() | st.text(),
+    }
+)
+
+
+@given(CALLS, st.integers(20, 200))
+def test_no_line_is_wider_than_the_terminal(call: dict[str, Any], width: int) -> None:
+    assert cell_len(_line(call, width)) <= width
+
+
+def test_a_line_leaves_room_for_the_reply_and_says_how_a_call_failed() -> None:
+    call: dict[str, Any] = {
+        "trajectory_id": "run-20261130-093011-ab12.task_7.3",
+        "auxiliary": None,
+        "http_status": 404,
+        "exact": False,
+    }
+    call |= {"inexact_reason": "call_failed", "prompt_tokens": 0, "sampled_tokens": 0, "policy_version": 3}
+    call |= {"started_at": 1.0, "ended_at": 1.5, "status": "failed", "says": "", "error": "there is no model 'x'; " * 9}
+    narrow, whole = _line(call, 80)[9:], _line(call, None)[9:]
+    assert re.fullmatch(r"run-2…_7.3  0 -> 0 tokens  0.50 s  v3  failed \(HTTP 404\)  there is no …", narrow)
+    figures = "0 -> 0 tokens  0.50 s  v3  failed (HTTP 404)"
+    assert whole == f"{call['trajectory_id']}  {figures}  {str(call['error']).strip()}"
+    call |= {"status": "aborted", "http_status": 200, "error": None}
+    assert _line(call, 80).endswith("  v3  aborted")
 
 
 async def test_a_file_that_takes_the_place_of_the_one_followed_is_followed_on(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ that nothing of it stays in memory and its limits are its own. What is due is wo
 a run that was missed while no schedule was running is made up for, once.
 """
 
+import logging
 import os
 import re
 import signal
@@ -197,7 +198,8 @@ def run(store: Store, schedule: Schedule, train: TrainProcess, every_s: float, p
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    # One look at a time; looks that a running job held up are one look.
+    # One look at a time; looks that a running job held up are one look, and no warning each.
+    logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
     options: dict[str, Any] = {"max_instances": 1, "coalesce": True, "misfire_grace_time": None}
     scheduler.add_job(look, IntervalTrigger(seconds=every_s), next_run_time=datetime.now(UTC), **options)
     if schedule.trigger is not None:

@@ -77,7 +77,9 @@ class SessionLine:
     link: Mapping[str, Any] | None
     """Rung, score, evidence, rivals; None when the session has no link."""
     advantage: float | None
-    """With which the newest job trained it."""
+    """With which the newest job trained it: renormalised over that job's whole batch."""
+    trained_by: str | None
+    """That job."""
     reward: float | None
     """Its own, where it was judged by itself."""
 
@@ -173,11 +175,12 @@ def _session_line(
     row: RowMapping,
     totals: Mapping[str, RowMapping],
     links: Mapping[str, Mapping[str, Any]],
-    worth: Mapping[str, float],
+    worth: Mapping[str, tuple[str, float]],
     own: Mapping[str | None, float | None],
 ) -> SessionLine:
     session_id = row["session_id"]
     total = totals.get(session_id)
+    job_id, advantage = worth.get(session_id, (None, None))
     return SessionLine(
         session_id=session_id,
         position=row["position"],
@@ -192,7 +195,8 @@ def _session_line(
         inexact_calls=total["inexact"] if total else 0,
         sampled_tokens=int(total["sampled"]) if total else 0,
         link=links.get(session_id),
-        advantage=worth.get(session_id),
+        advantage=advantage,
+        trained_by=job_id,
         reward=own.get(session_id),
     )
 
@@ -215,17 +219,17 @@ def _totals(connection: Connection, trajectory_id: str, session_id: str | None) 
     return {row["session_id"]: row for row in connection.execute(query).mappings()}
 
 
-def _advantages(connection: Connection, ids: Sequence[str]) -> dict[str, float]:
-    """Session -> the advantage with which the newest job trained it."""
-    found: dict[str, float] = {}
+def _advantages(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """Session -> the newest job that trained it, and with which advantage."""
+    found: dict[str, tuple[str, float]] = {}
     for some in batched(ids):
         query = (
-            select(AdvantageRow.session_id, AdvantageRow.value)
+            select(AdvantageRow.session_id, AdvantageRow.job_id, AdvantageRow.value)
             .join(JobRow, JobRow.job_id == AdvantageRow.job_id)
             .where(AdvantageRow.session_id.in_(some))
             .order_by(JobRow.created_at)
         )
-        found.update(dict(connection.execute(query).all()))
+        found.update({session_id: (job_id, value) for session_id, job_id, value in connection.execute(query)})
     return found
 
 

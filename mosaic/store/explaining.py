@@ -13,6 +13,8 @@ from mosaic.store.reading import load
 
 EXCERPT = 160
 """Characters of a text that are shown."""
+ENDED = ("status", "http_status", "error", "exact", "inexact_reason")
+"""Columns that say how a call ended and whether it can be trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def explain(connection: Connection, call_id: str) -> dict[str, Any]:
         "opens_session": row["parent_call_id"] is None and row["call_id"] == row["session_id"].removeprefix("s-"),
         "extends": None if row["parent_call_id"] is None else _told(connection, {"call": row["parent_call_id"]}),
         "auxiliary": row["auxiliary"],
+        **{name: row[name] for name in ENDED},
         "attribution": row["attribution"],
         "rung": row["rung"],
         "score": row["score"],
@@ -169,6 +172,13 @@ def explain(connection: Connection, call_id: str) -> dict[str, Any]:
         "says": _excerpt(connection, row["message_id"]),
         "answers": _reply(connection, call_id),
     }
+
+
+def inexact(connection: Connection, trajectory_id: str) -> dict[str, Mapping[str, Any]]:
+    """How those calls of a trajectory ended that cannot be trained, by call id."""
+    query = select(CallRow.call_id, *(getattr(CallRow, name) for name in ENDED))
+    rows = connection.execute(query.where(CallRow.trajectory_id == trajectory_id, CallRow.exact.is_(False)))
+    return {row["call_id"]: dict(row) for row in rows.mappings()}
 
 
 def _told(connection: Connection, rival: Mapping[str, Any]) -> dict[str, Any]:

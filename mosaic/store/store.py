@@ -5,7 +5,7 @@ may be called from any thread, `record` from one at a time.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -199,6 +199,11 @@ class Store(TrainingStore):
         """Why a call stands where it stands, and what else was considered. Raises `RequestError` (404)."""
         with self.database.reading() as connection:
             return explaining.explain(connection, call_id)
+
+    def inexact(self, trajectory_id: str) -> dict[str, Mapping[str, Any]]:
+        """How those calls of a trajectory ended that cannot be trained, by call id."""
+        with self.database.reading() as connection:
+            return explaining.inexact(connection, trajectory_id)
 
     def certificate(self, trajectory_id: str | None = None) -> Certificate:
         """What of a trajectory, or of all, can be trained; what not, and why."""

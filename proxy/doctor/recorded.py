@@ -39,6 +39,8 @@ LOUD = {
     "tracker_failures": "Trackers that failed during a job and were left out; see train.trackers.",
 }
 """Counters that a person should know of, and what they mean. All others are in `/metrics` and on the health page."""
+WORDS = {"none": "with no evidence at all"}
+"""Reasons of counters that say nothing by their name."""
 LEVELS = {"rejected_calls": Level.WRONG, "journal_calls_unreadable": Level.WARNING}
 
 
@@ -49,7 +51,7 @@ def counters(subject: Subject) -> Iterator[Finding]:
     counted = subject.store.counters()
     loud = {name: counted[name] for name in LOUD if counted.get(name)}
     for name, reasons in loud.items():
-        said = ", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items()))
+        said = ", ".join(f"{number} {WORDS.get(reason, reason)}" for reason, number in sorted(reasons.items()))
         yield Finding(LEVELS.get(name, Level.NOTE), f"{name.replace('_', ' ')}: {said}", "", LOUD[name])
     if not loud:
         yield ok("nothing was dropped, skipped or done another way")

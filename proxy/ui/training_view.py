@@ -45,7 +45,9 @@ class TrainingView:
     """(when, version): where a version went live."""
     scored: int
     success: float | None
-    """Share of successes among the last tenth of scored attempts, at least 20."""
+    """Share of successes among the newest `lately` scored attempts."""
+    lately: int
+    """A tenth of the scored attempts, but 20 where there are so many, so that chance is not all that shows."""
     zero_variance: float | None
     """Share of groups of two and more whose rewards are all equal."""
     staleness: float | None
@@ -64,6 +66,7 @@ def training_view(attempts: Sequence[Attempt], jobs: Sequence[Job], versions: Se
         markers=sorted((v.live_at, v.version) for v in versions if v.live_at is not None),
         scored=len(scored),
         success=fmean(_success(a) for a in last) if last else None,
+        lately=len(last),
         zero_variance=fmean(len(set(rewards)) == 1 for rewards in groups) if groups else None,
         staleness=fmean(_staleness(a) for a in trained) if trained else None,
     )

@@ -68,6 +68,8 @@ class TrajectoryView:
     wall_s: float
     """Seconds from the first call's start to the last one's end."""
     largest_advantage: float
+    trained: bool
+    """Whether a job has trained any of the sessions."""
 
 
 class Axis:
@@ -124,7 +126,8 @@ def trajectory_view(sessions: Sequence[SessionLine], calls: Sequence[CallLine]) 
             lane.advantage_width = abs(lane.session.advantage) / largest
     first = min((call.started_at for call in calls), default=None)
     wall = max(call.ended_at for call in calls) - first if first is not None else 0.0
-    return TrajectoryView(list(lanes.values()), LANE * len(lanes), first, axis.busy_s, wall, largest)
+    trained = any(s.trained_by is not None for s in sessions)
+    return TrajectoryView(list(lanes.values()), LANE * len(lanes), first, axis.busy_s, wall, largest, trained)
 
 
 def _in_tree(sessions: Sequence[SessionLine]) -> list[tuple[SessionLine, int]]:

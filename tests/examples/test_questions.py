@@ -1,10 +1,14 @@
 """Questions are disjoint, answerable from the documents alone, and scored exactly."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from examples.demo.corpus import Corpus
 from examples.demo.questions import SIZES, Chain, Question, Split, follow, questions, score
 
+README = Path(__file__).parents[2] / "examples" / "demo" / "README.md"
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
@@ -55,3 +59,9 @@ def test_a_chain_without_a_fact_leads_nowhere() -> None:
 def test_score_is_exact_but_for_case_and_white_space(answer: str, reward: float) -> None:
     chains = (Chain("Gdansk", ("country", "capital")), Chain("Oran", ("country", "currency")))
     assert score(Question("fork", chains, "Warsaw; DZD"), answer) == reward
+
+
+def test_the_questions_that_the_readme_offers_are_training_questions_with_their_answers() -> None:
+    offered = re.findall(r"^    (From .*?\.) {2,}\((\w+): (.*)\)$", README.read_text(), re.MULTILINE)
+    assert len(offered) == 2
+    assert set(offered) <= {(q.prompt, q.kind, q.answer) for q in questions("train")}

@@ -121,6 +121,7 @@ def test_a_trajectorys_sessions_tell_why_they_stand_where_they_do_and_what_they_
     store.finish_training(job, store.new_version("x", job), {"tree": 1.0}, {child.session_id: -0.5}, {})
     root, child = read(store, browsing.sessions, "tree")
     assert (child.advantage, child.reward, root.advantage, root.reward) == (-0.5, 0.25, None, None)
+    assert (child.trained_by, root.trained_by) == (job, None)
     assert read(store, browsing.sessions, "tree", child.session_id) == [child]
 
 

@@ -1,5 +1,6 @@
 """When a job begins by itself: triggers, conditions, what was missed, one owner, and a stop that reaches the job."""
 
+import json
 import os
 import signal
 import subprocess
@@ -230,7 +231,9 @@ main()
     def begin() -> "subprocess.Popen[bytes]":
         environment = {**os.environ, "PLACE": str(tmp_path), "MOSAIC_SCHEDULE__LOOK_EVERY_S": "0.1"}
         flags = ["schedule", "--when-scored", "2", "--database", f"sqlite:///{tmp_path}/mosaic.db"]
-        process = subprocess.Popen([sys.executable, "-c", script, *flags], env=environment, cwd=tmp_path)
+        with (tmp_path / f"schedule-{len(started)}.log").open("wb") as log:
+            command = [sys.executable, "-c", script, *flags]
+            process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=log)
         started.append(process)
         return process
 
@@ -263,6 +266,22 @@ def test_two_schedules_are_as_one_and_a_stop_reaches_the_job(
     second.kill()
     second.wait()
     assert store.jobs() == []
+
+
+def test_looks_that_a_running_job_holds_up_are_left_out_without_a_word(
+    tmp_path: Path, start: Callable[[], "subprocess.Popen[bytes]"]
+) -> None:
+    process = start()
+    until(lambda: list(tmp_path.glob("began-*")))
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)  # five looks
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    said = (tmp_path / "schedule-0.log").read_text()
+    assert [json.loads(line)["event"] for line in said.splitlines() if line.startswith("{")] == [
+        "scheduled job begins",
+        "scheduled job ended",
+    ]
 
 
 def schedules_of(parent: int) -> list[int]:

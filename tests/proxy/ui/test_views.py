@@ -46,6 +46,7 @@ def session(session_id: str, position: int, parent: str | None = None, **changes
         "sampled_tokens": 1,
         "link": None,
         "advantage": None,
+        "trained_by": None,
         "reward": None,
     }
     return SessionLine(**{**values, **changes})
@@ -198,6 +199,13 @@ def test_training_is_told_by_its_rewards_groups_and_versions() -> None:
     for plot in plots_json(view)["plots"]:
         assert len({len(column) for column in plot["columns"]}) == 1
         assert plot["columns"][0] == sorted(plot["columns"][0])
+
+
+@pytest.mark.parametrize(("scored", "lately"), [(11, 11), (42, 20), (300, 30)])
+def test_success_lately_is_of_the_newest_tenth_but_of_twenty_where_there_are_so_many(scored: int, lately: int) -> None:
+    attempts = [attempt(n, float(n >= scored - lately // 2)) for n in range(scored)]
+    view = training_view(attempts, [], [])
+    assert (view.lately, view.success) == (lately, lately // 2 / lately)
 
 
 def test_utility_is_the_reward_per_session() -> None:
