@@ -244,7 +244,7 @@ def main() -> None:
 
 def _store(database: str | None) -> Store:
     settings = load(database=database)
-    return Store(settings.database, settings.reward_window_s)
+    return Store(settings.database, settings.reward_window_s, create=False)
 
 
 def _number(text: str) -> float:

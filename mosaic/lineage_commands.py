@@ -208,4 +208,4 @@ def _json(value: object) -> str:
 
 def _store(database: str | None) -> Store:
     settings = load(database=database)
-    return Store(settings.database, settings.reward_window_s)
+    return Store(settings.database, settings.reward_window_s, create=False)

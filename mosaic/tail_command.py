@@ -74,7 +74,7 @@ def tail(
 
 
 def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
-    followed = Followed(Store(settings.database).database, trajectory_id)
+    followed = Followed(Store(settings.database, create=False).database, trajectory_id)
     refused = False
     while True:
         try:

@@ -48,7 +48,7 @@ def train(
     age = None if newer_than is None else seconds(newer_than, "--newer-than")
     given = {"model": model, "credit": credit, "only": only, "task": task, "max_age_s": age}
     settings = _with(load(upstream=upstream, database=database), given | {"max_staleness": max_staleness})
-    store = Store(settings.database)
+    store = Store(settings.database, create=False)
     if dry_run:
         _show_preview(preview(store, settings), as_json)
         return

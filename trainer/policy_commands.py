@@ -30,7 +30,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
         mosaic policy list
         mosaic policy list --json
     """
-    store = Store(load(database=database).database)
+    store = Store(load(database=database).database, create=False)
     live, _ = store.policy()
     found = listed(store)[::-1]
     if as_json:
@@ -62,7 +62,7 @@ def show(
         mosaic policy show 7
         mosaic policy show 7 --json
     """
-    store = Store(load(database=database).database)
+    store = Store(load(database=database).database, create=False)
     known, live = listed(store), store.policy()[0]
     if version is None and live not in {one.version for one in known}:
         typer.echo('{"version": {"version": 0, "state": "live"}, "job": null, "metrics": {}}' if as_json else FIRST)
@@ -115,7 +115,7 @@ def pin(
         mosaic policy pin 5
         mosaic policy pin --off
     """
-    store = Store(load(database=database).database)
+    store = Store(load(database=database).database, create=False)
     if off:
         store.pin(None)
         typer.echo("no version is pinned")
@@ -159,7 +159,7 @@ def _serve_again(
     settings = load(database=database, upstream=upstream)
     if model is not None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"model": model})})
-    store = Store(settings.database)
+    store = Store(settings.database, create=False)
     with held(store, LEASE) as lease:
         target = before(store) if version is None else version
         live, _ = store.policy()

@@ -31,10 +31,20 @@ REWARD_WINDOW_S = 7 * 24 * 3600.0
 
 
 class Store(TrainingStore):
-    """All of Mosaic's memory behind one database URL. Raises `StoreError` when it cannot be used."""
+    """All of Mosaic's memory behind one database URL. Raises `StoreError` when it cannot be used.
 
-    def __init__(self, url: str, reward_window_s: float = REWARD_WINDOW_S, harnesses: Sequence[Harness] = ()) -> None:
-        super().__init__(Database(url))
+    With `create=False`, which is for all that only reads or changes what is there, no SQLite file is made.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reward_window_s: float = REWARD_WINDOW_S,
+        harnesses: Sequence[Harness] = (),
+        *,
+        create: bool = True,
+    ) -> None:
+        super().__init__(Database(url, create=create))
         self.engine = self.database.engine
         self._reward_window_s = reward_window_s
         self._recording = Recording(harnesses)
