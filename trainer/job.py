@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 from pydantic import ValidationError
 
-from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError
+from mosaic.errors import EngineError, GateError, PolicyPinned, PublishError
 from mosaic.lease import Lease, held
 from mosaic.records import IdArray, JobState
 from mosaic.scoring.passive import score_configured
@@ -34,7 +34,7 @@ from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
 from trainer.round import LOGPROBS_FILE, OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
 from trainer.round_process import RoundRequest, run_round
-from trainer.selection import Selection, choose, rule
+from trainer.selection import Selection, choose, nothing, rule
 from trainer.tracking import Tracking, check_trackers
 from trainer.trained_logprobs import load_logprobs
 
@@ -271,11 +271,7 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
     for reason, number in left_out.items():
         work.store.count("left_out_of_training", reason, number)
     if not selection.sequences:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "nothing is scored"
-        raise NothingToTrain(
-            f"there is nothing to learn from ({reasons}).",
-            "Score attempts of one task with different outcomes; see `mosaic train --dry-run`.",
-        )
+        raise nothing(left_out, work.store.inexact(Waiting(chosen["groups"], {})))
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
     credited = {

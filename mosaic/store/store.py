@@ -5,6 +5,7 @@ may be called from any thread, `record` from one at a time.
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -233,6 +234,11 @@ class Store(TrainingStore):
         since = None if max_age_s is None else time.time() - max_age_s
         with self.database.reading() as connection:
             return listing.waiting(connection, Filter(like, task, oldest_version, since), limit)
+
+    def inexact(self, waiting: Waiting) -> Counter[str]:
+        """Why calls of these trajectories cannot be trained -> how many."""
+        with self.database.reading() as connection:
+            return listing.inexact(connection, [i for ids in waiting.groups.values() for i in ids])
 
     def unscored(self, like: str | None = None, task: str | None = None, limit: int | None = None) -> list[str]:
         """Ids of closed trajectories that nobody has scored, the oldest first."""

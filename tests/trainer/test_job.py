@@ -77,7 +77,7 @@ def test_what_is_stale_or_without_contrast_is_left_out_and_counted(store: Store)
 def test_a_job_with_nothing_to_learn_from_says_why_and_is_marked_failed(store: Store, model: Path) -> None:
     attempts(store, {"a": 1, "b": 1})
     settings = Settings(train=TrainConfig(model=model, credit="broadcast"))
-    with pytest.raises(NothingToTrain, match="1 group_no_contrast"):
+    with pytest.raises(NothingToTrain, match=r"\(groups: 1 no_contrast\)"):
         run_job(store, settings)
     assert store.counters()["left_out_of_training"] == {"group_no_contrast": 1}
     with store.engine.connect() as connection:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from mosaic.errors import NothingToTrain
+from mosaic.errors import NothingToTrain, SettingsError
 from mosaic.records import TrajectoryState
 from mosaic.settings import ScoreConfig, Settings, TrainConfig
 from mosaic.store import Store
@@ -115,10 +116,39 @@ def test_what_is_not_trained_is_said_in_a_line_for_each_kind(store: Store, app: 
     done = CliRunner().invoke(app, [*flags, f"sqlite:///{tmp_path}/mosaic.db"])
     said = [line for line in done.stdout.splitlines() if line.startswith(("left out", "not scored", "trained"))]
     assert said == [
-        "left out: 1 group_too_few_to_compare, 1 group_no_contrast",
+        "left out: groups: 1 too_few_to_compare, 1 no_contrast",
         "not scored: 1 failed, 1 open",
         "trained by earlier jobs: 1",
     ]
+
+
+def test_calls_that_cannot_be_trained_are_named_with_their_reasons_and_the_doctor(
+    store: Store, app: typer.Typer, tmp_path: Path
+) -> None:
+    for name, reward in (("a", 1), ("b", 0)):
+        calls = [replace(call, inexact_reason="other_weights") for call in compaction(Recording(name))]
+        store.record([replace(calls[0], inexact_reason="call_aborted"), *calls[1:]])
+        store.reward(name, reward, "test")
+    total = len(calls) - 1
+    done = CliRunner().invoke(app, ["--dry-run", "--database", f"sqlite:///{tmp_path}/mosaic.db"])
+    assert f"calls that cannot be trained: 2 call_aborted, {2 * total} other_weights" in done.stdout
+    assert str(done.exception) == (
+        f"there is nothing to learn from (trajectories: 2 no_trainable_tokens; groups: 1 too_few_to_compare; "
+        f"calls: 2 call_aborted, {2 * total} other_weights). "
+        "`mosaic doctor` says which engine serves other weights than the live ones."
+    )
+    assert {c.reason for c in preview(store, Settings()).candidates} == {"trajectory_no_trainable_tokens"}
+
+
+@pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--model", "/nowhere", "--dry-run"]])
+def test_a_checkpoint_that_is_not_there_is_said_before_anything_else(
+    store: Store, app: typer.Typer, tmp_path: Path, flags: list[str]
+) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    done = CliRunner().invoke(app, [*flags, "--database", f"sqlite:///{tmp_path}/mosaic.db"])
+    assert isinstance(done.exception, SettingsError)
+    assert "/nowhere holds no checkpoint" in str(done.exception)
+    assert done.output == ""
 
 
 @pytest.mark.parametrize(("loss", "said"), [(-1.234e-5, "-1.23e-05"), (-0.0, "0"), (0.5, "0.5"), (1.23456, "1.23")])
