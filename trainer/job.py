@@ -1,6 +1,7 @@
 """One training job, top to bottom: select, credit, build sequences, train, publish, write down what was done.
 
-    selected -> credited -> trained (checkpoint written) -> verified (live) -> published, or failed with its reason
+    selected -> credited -> trained (checkpoint written) -> verified (live) -> published, or failed with its reason;
+    skipped where there is nothing to learn from
 
 Every arrow is one transaction. One job runs at a time, by lease. A job that died is taken up by the next run from
 where it stood, with its own settings, trajectories and seed, or failed with a reason; trajectories are marked trained
@@ -17,7 +18,7 @@ import numpy as np
 import structlog
 from pydantic import ValidationError
 
-from mosaic.errors import EngineError, GateError, PolicyPinned, PublishError
+from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError
 from mosaic.lease import Lease, held
 from mosaic.records import IdArray, JobState
 from mosaic.scoring.passive import score_configured
@@ -124,6 +125,9 @@ def run_job(
         work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
         try:
             report = _run(work, on_step)
+        except NothingToTrain as found:
+            store.skip_job(job.job_id, str(found))
+            raise
         except (EngineError, GateError, PolicyPinned) as error:
             if work.job.state in (JobState.SELECTED, JobState.CREDITED):
                 store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
@@ -270,6 +274,7 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
     left_out = {**chosen["left_out"], **selection.left_out}
     for reason, number in left_out.items():
         work.store.count("left_out_of_training", reason, number)
+    work.reached(work.job.state, metrics={f"left_out_{reason}": float(number) for reason, number in left_out.items()})
     if not selection.sequences:
         raise nothing(left_out, work.store.inexact(Waiting(chosen["groups"], {})))
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]

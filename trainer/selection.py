@@ -63,7 +63,7 @@ def nothing(left_out: Mapping[str, int], inexact: Mapping[str, int]) -> NothingT
     elif without and inexact:
         step = "`mosaic doctor` says why calls cannot be trained."
     elif not left_out:
-        step = "Nothing is scored and untrained: give rewards with `mosaic reward`, or set [score]."
+        step = "Score attempts with `mosaic reward` or [score]; see `mosaic train --dry-run`."
     why = told({**left_out, **calls}) or "nothing is scored"
     return NothingToTrain(f"there is nothing to learn from ({why}).", step)
 
