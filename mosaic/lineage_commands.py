@@ -32,6 +32,7 @@ def show(
         mosaic show run-17 --json
     """
     store = _store(database)
+    trajectory = store.whole_trajectory_id(trajectory)
     found, links = store.trajectory(trajectory), store.links(trajectory)
     made, certified = store.fidelity(trajectory), store.certificate(trajectory)
     if as_json:
@@ -68,7 +69,8 @@ def explain(
         mosaic explain 5f0c9d2e41aa4b0f
         mosaic explain 5f0c9d2e41aa4b0f --json
     """
-    found = _store(database).explain(call)
+    store = _store(database)
+    found = store.explain(store.whole_call_id(call))
     if as_json:
         print_json(found)
         return
@@ -114,6 +116,7 @@ def certificate(
     """
     store = _store(database)
     if trajectory is not None:
+        trajectory = store.whole_trajectory_id(trajectory)
         store.trajectory(trajectory)
     found = store.certificate(trajectory)
     if as_json:

@@ -334,6 +334,20 @@ def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str
     assert opening not in mosaic(tmp_path, "show", "run-17", *where).stdout
 
 
+@pytest.mark.parametrize("command", ["show", "certificate", "credit", "reward 1", "end", "explain"])
+def test_an_id_without_its_middle_is_taken_by_every_command(tmp_path: Path, database: str, command: str) -> None:
+    store = Store(database)
+    store.record(compaction(Recording("run-18")))
+    store.reward("run-17", 1, "test")
+    name, *more = command.split()
+    shown = {"explain": "c1-r…n-17"}.get(name, "ru…7")
+    done = mosaic(tmp_path, name, shown, *more, "--database", database)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = mosaic(tmp_path, name, "c1…" if name == "explain" else "run…", *more, "--database", database)
+    assert (refused.returncode, "run-17, " in refused.stderr) == (1, True)
+    store.close()
+
+
 def test_the_first_call_of_a_trajectory_and_one_that_nothing_links_are_explained_in_words(
     tmp_path: Path, database: str
 ) -> None:

@@ -16,11 +16,11 @@ from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Harness, Placement
 from mosaic.records import Call, Group, Message, Trajectory, TrajectoryState
-from mosaic.store import explaining, listing, rewards
+from mosaic.store import explaining, listing, rewards, shortened
 from mosaic.store.database import Database
 from mosaic.store.explaining import Certificate, Unlinked
 from mosaic.store.listing import Filter, ScoredTrajectory, TrajectorySummary, Waiting
-from mosaic.store.models import CounterRow, LinkRow, RewardRow, SessionRow
+from mosaic.store.models import CallRow, CounterRow, LinkRow, RewardRow, SessionRow, TrajectoryRow
 from mosaic.store.reading import read_conversation, read_sampled, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
@@ -147,6 +147,16 @@ class Store(TrainingStore):
             return rewards.close_silent(connection, now - seconds, answered, now)
 
     # trajectories
+
+    def whole_trajectory_id(self, given: str) -> str:
+        """The id that is meant by one which a narrow terminal has shortened (`shortened`). Raises `RequestError`."""
+        with self.database.reading() as connection:
+            return shortened.whole(connection, TrajectoryRow.trajectory_id, given)
+
+    def whole_call_id(self, given: str) -> str:
+        """As `whole_trajectory_id`, for a call."""
+        with self.database.reading() as connection:
+            return shortened.whole(connection, CallRow.call_id, given)
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """One trajectory with its sessions and calls. Raises `RequestError` (404) when there is none."""
