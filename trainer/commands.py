@@ -136,8 +136,9 @@ def _show(report: JobReport) -> None:
     swap = "swap pause not known" if paused is None else f"swap pause {paused:.2f} s"
     typer.echo(
         f"version {report.version} is live: trained {counted(report.trajectories_trained, 'trajectory')} of "
-        f"{counted(report.groups_trained, 'group')}, {counted(report.train.tokens_trained, 'token')}, "
-        f"{counted(report.train.steps, 'step')} in {report.train.train_seconds:.1f} s; "
+        f"{counted(report.groups_trained, 'group')}, {counted(report.train.sequences_trained, 'sequence')}, "
+        f"{counted(report.train.tokens_trained, 'token')}, {counted(report.train.steps, 'step')}; "
+        f"training alone took {report.train.train_seconds:.1f} s; "
         f"{swap}; engine and trainer {report.published.gap_mean:.2g} nats apart"
     )
     typer.echo(f"checkpoint: {report.train.checkpoint} (to restart vLLM on it: --model {report.train.checkpoint})")

@@ -16,9 +16,11 @@ from mosaic.store import Store
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording, assistant, user
 from tests.trainer.test_job import attempts
-from trainer.commands import _say, train
+from trainer.commands import _say, _show, train
+from trainer.job import JobReport
 from trainer.preview import preview
-from trainer.round import StepReport
+from trainer.publish import PublishReport
+from trainer.round import StepReport, TrainReport
 
 
 @pytest.fixture
@@ -149,6 +151,16 @@ def test_a_checkpoint_that_is_not_there_is_said_before_anything_else(
     assert isinstance(done.exception, SettingsError)
     assert "/nowhere holds no checkpoint" in str(done.exception)
     assert done.output == ""
+
+
+def test_the_last_line_of_a_job_says_sequences_and_that_the_time_is_the_training_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained = TrainReport(*(0.1, 1.0, 1.0, 0.0, 0.5, 1e-6, 1e-5), 100, 200, 0.1, 33, 2, 1, 36.8, Path("x"), None)
+    published = PublishReport(4, 1e-6, 1e-5, 0.1, 0.2, 0.03, 1.0)
+    _show(JobReport("job-1", 4, 1, 2, {}, trained, published, None))
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert "2 trajectories of 1 group, 33 sequences, 100 tokens, 1 step; training alone took 36.8 s;" in first
 
 
 @pytest.mark.parametrize(("loss", "said"), [(-1.234e-5, "-1.23e-05"), (-0.0, "0"), (0.5, "0.5"), (1.23456, "1.23")])
