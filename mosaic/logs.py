@@ -18,7 +18,8 @@ def configure() -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendered: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # The default shows local variables: bodies and keys among them.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if terminal
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

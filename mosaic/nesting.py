@@ -1,6 +1,7 @@
-"""Calls with values that are nested deeper than JSON can be written: what is too deep stands in them as its JSON text.
+"""What is nested deeply: calls with values deeper than JSON can be written, and texts that hold deep JSON.
 
-orjson reads 1,024 levels and writes 254. Where a call has more, its tokens and all else are kept as they are.
+orjson reads 1,024 levels and writes 254. Where a call has more, what is too deep stands in it as its JSON text; its
+tokens and all else are kept as they are.
 """
 
 import json
@@ -11,13 +12,34 @@ import orjson
 
 from mosaic.capture import CapturedCall
 
+WRITTEN = 254
+"""Levels that orjson writes."""
 KEPT = 100
-"""Levels that stay of a value that is too deep; what is below them becomes text."""
+"""Levels that stay of a value that is too deep, below which it becomes text; a text that holds more stays a text."""
+
+
+def parsed(text: str) -> Any:
+    """The JSON value of a text. Raises `ValueError` for what is no JSON or nested deeper than `KEPT`."""
+    value = orjson.loads(text)
+    if text.count("[") + text.count("{") > KEPT and deeper(value, KEPT):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in each other more than so many levels deep."""
+    found = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        if not found:
+            return False
+        inner = (one for outer in found for one in (outer.values() if isinstance(outer, dict) else outer))
+        found = [one for one in inner if isinstance(one, dict | list)]
+    return bool(found)
 
 
 def is_deep(call: CapturedCall) -> bool:
-    """Whether it has a value that cannot be written."""
-    return not all(map(_writable, [*call.messages, *call.params.values(), *(c.message for c in call.choices)]))
+    """Whether it has a message, or parameters, that cannot be written."""
+    return not all(map(_writable, [*call.messages, call.params, *(choice.message for choice in call.choices)]))
 
 
 def shallow(call: CapturedCall) -> CapturedCall:
@@ -25,7 +47,7 @@ def shallow(call: CapturedCall) -> CapturedCall:
     return replace(
         call,
         messages=tuple(map(_shallow, call.messages)),
-        params={name: _shallow(value) for name, value in call.params.items()},
+        params={name: value if _writable({name: value}) else _cut(value, KEPT) for name, value in call.params.items()},
         choices=tuple(replace(choice, message=_shallow(choice.message)) for choice in call.choices),
     )
 
@@ -35,11 +57,7 @@ def _shallow(value: Any) -> Any:
 
 
 def _writable(value: Any) -> bool:
-    try:
-        orjson.dumps(value)
-    except TypeError as error:
-        return "Recursion" not in str(error)
-    return True
+    return not deeper(value, WRITTEN)
 
 
 def _cut(value: Any, room: int) -> Any:

@@ -1,6 +1,7 @@
 """Trees at the terminal: a line for each node, with its details beside it where the width allows, else below it.
 
-No line is wider than the terminal, however deep the tree is; where no terminal reads, each node is one line.
+No line is wider than a terminal of 20 columns or more, however deep the tree is; where no terminal reads, each node is
+one line. What could steer a terminal stands as a question mark.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.text import Text
+
+from mosaic.terminal import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Node:
 
 GUIDES = ("├ ", "└ ", "│ ", "  ")
 """Before a node that others follow, before the last one, and before what stands below each of them."""
+NARROWEST = 20
+"""Columns below which the lines are those of so many."""
 DEEPEST = 3
 """A line's guides take at most one part in so many of the width; beyond, the node's depth is written as a number."""
 KEPT = 6
@@ -43,6 +48,7 @@ def print_tree(top: Node) -> None:
 
 def lines(top: Node, width: int | None) -> Iterator[Text]:
     """The lines of a tree in so many columns; None: one line for each node."""
+    width = None if width is None else max(width, NARROWEST)
     waiting = [(top, "", "", 0)]
     while waiting:
         node, guide, below, depth = waiting.pop()
@@ -53,7 +59,7 @@ def lines(top: Node, width: int | None) -> Iterator[Text]:
 
 
 def _lines(node: Node, guide: str, below: str, depth: int, width: int | None) -> Iterator[Text]:
-    said, details = Text(node.said), Text(node.details, "dim")
+    said, details = Text(printable(node.said)), Text(printable(node.details), "dim")
     both = Text.assemble(said, "  ", details) if node.details else said
     if width is None:
         yield Text.assemble(guide, both)
@@ -61,7 +67,7 @@ def _lines(node: Node, guide: str, below: str, depth: int, width: int | None) ->
     if len(below) > width // DEEPEST:
         guide = f"…{depth} {guide[-KEPT:]}"
         below = " " * (len(guide) - KEPT) + below[-KEPT - 2 :]
-    room = max(1, width - len(below))
+    room = width - len(below)
     if len(guide) + both.cell_len <= width:
         yield Text.assemble(guide, both)
         return

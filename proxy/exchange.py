@@ -1,5 +1,6 @@
 """One request and its answer on the model path, with everything that has to be remembered of it."""
 
+import asyncio
 import secrets
 import time
 import urllib.parse
@@ -77,8 +78,10 @@ class Exchange:
     """Its place in the journal of calls in flight."""
     fidelity: Fidelity | None = None
     """What exact prefix mode made of it."""
-    other_weights: bool = False
-    """Whether other weights answered than those that are live."""
+    asked: "asyncio.Future[str | None] | str | None" = None
+    """What is known of the weights that answer, or will be."""
+    weights: str | None = None
+    """Why the call is not the live policy's, where it is not."""
 
     @property
     def call_id(self) -> str:
@@ -101,7 +104,7 @@ class Exchange:
             error=self.error,
             ended_at=time.time(),
             fidelity=self.fidelity,
-            other_weights=self.other_weights,
+            weights=self.weights,
         )
 
 

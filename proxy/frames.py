@@ -44,7 +44,7 @@ def ending(number: int, trace: Trace, at: float) -> bytes:
         "http_status": trace.http_status,
         "error": trace.error,
         "fidelity": trace.fidelity,
-        "other_weights": trace.other_weights,
+        "weights": trace.weights,
     }
     return frame(b"E", number, AT.pack(at) + orjson.dumps(how), trace.ended_at)
 
@@ -67,7 +67,7 @@ class Found:
         how: dict[str, Any] = orjson.loads(body[AT.size :])
         if how["pieces"] != len(self.pieces):
             raise ValueError("a piece of the answer is missing")
-        known = {"event_stream", "http_status", "error", "other_weights"}
+        known = {"event_stream", "http_status", "error", "weights"}
         origin, asked = self._opening()
         return Trace(
             origin,

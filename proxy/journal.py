@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +83,8 @@ class Journal:
         self._waiting: list[tuple[File, asyncio.Future[bool]]] = []
         """Calls that have ended since the fsync that is under way began."""
         self._syncing = False
+        self._closed = False
+        """True once the thread that waits for the disk has ended: what still ends is written and synced in place."""
         self._in_flight = 0
         self._held: list[tuple[Entry | None, Trace]] = []
         self._held_bytes = 0
@@ -120,7 +122,7 @@ class Journal:
         """A call has ended: write the rest of it. `sync` the file, or `flush`, to know that it stands there; then the
         entry is `over`. None when the disk refuses."""
         self._in_flight -= 1
-        if entry is None or entry.file.torn:
+        if entry is None or entry.file.torn or self._closed:
             return self.write(trace)
         # What came in one piece has not been written yet.
         for when, piece in () if trace.event_stream else trace.pieces:
@@ -182,6 +184,10 @@ class Journal:
         """Becomes true once all that was put into the file until now is on disk, false if it cannot be."""
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[bool] = loop.create_future()
+        if self._closed:
+            self.flush()
+            durable.set_result(file in self._files and not file.torn and self._sync_here([file]))
+            return durable
         file.syncing += 1
         self._waiting.append((file, durable))
         if not self._syncing:
@@ -193,13 +199,18 @@ class Journal:
         return durable
 
     def close(self) -> None:
-        """Let go of all files: the writer ends them."""
+        """Let go of all files: the writer ends them. A call that ends later goes into one of its own."""
         self.flush()
         self.retry()
         self._disk.close()
+        waiting, self._waiting = self._waiting, []
+        synced = self._sync_here({file for file, _ in waiting if not file.torn})
+        for file, durable in waiting:
+            if not durable.done():
+                durable.set_result(synced and not file.torn)
         for file in self._files:
             os.close(file.descriptor)
-        self._files = []
+        self._files, self._closed = [], True
 
     def _put(self, file: File, data: bytes) -> None:
         if file.torn:
@@ -233,6 +244,15 @@ class Journal:
         self._syncing = bool(self._waiting)
         if self._waiting:
             self._sync()
+
+    def _sync_here(self, files: Iterable[File]) -> bool:
+        try:
+            for file in files:
+                os.fdatasync(file.descriptor)
+        except OSError as error:
+            self._failed(error)
+            return False
+        return True
 
     def _current(self) -> File | None:
         """The file that takes calls that begin; None when the disk refuses one."""

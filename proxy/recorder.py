@@ -84,11 +84,13 @@ class Recorder:
             raise
 
     async def _settle(self, entry: Entry | None, trace: Trace, file: File | None) -> None:
-        waits = self._settings.commit_first or self.journal.behind()
+        closing = self._closing.is_set()  # a second Ctrl-C cuts calls while this is closed
+        waits = not closing and (self._settings.commit_first or self.journal.behind())
         if waits:
             self.journal.flush()  # the writer sees it now
         seen_at = time.monotonic()  # before the bell: the writer's look is later
-        self._ring(0.0 if waits else GATHER_S)
+        if not closing:
+            self._ring(0.0 if waits else GATHER_S)
         kept = waits and file is not None and not file.torn and await self._committed(seen_at)
         if not kept:
             kept = file is not None and await self.journal.sync(file)
@@ -172,11 +174,11 @@ class Recorder:
     async def close(self) -> None:
         """Let go of the journal, and let the writer end what it has."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._closing.set()
         self.journal.close()
         if self.journal.held:
             self.lose(self.journal.held)
             log.error("calls LOST: the disk did not take them until the end", calls=self.journal.held)
-        self._closing.set()
         self.progress.wake()  # another worker's, where ours stands by
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * CLOSE_S):

@@ -23,16 +23,14 @@ from mosaic.settings import Settings
 from proxy.exchange import Exchange
 from proxy.recorder import Recorder
 from proxy.token_path import Made, TokenPath
-from proxy.upstream import Upstream, shown_headers
-from proxy.weights import Weights
+from proxy.upstream import RETRY_S, Upstream, shown_headers
+from proxy.weights import UNKNOWN, Weights
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_ERROR = 500
 """Bytes of an error answer that are kept with the call."""
-RETRY_S = 0.25
-"""Seconds between tries to reach an engine that does not listen."""
 CODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
 """Content codings that are taken off on the way."""
 OVERFLOW = ("maximum context length", "longer than the maximum model length", "context length exceeded")
@@ -69,7 +67,7 @@ class Relay:
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            exchange.ended(CallStatus.ABORTED, "the proxy was stopped before the answer ended")
+            exchange.ended(CallStatus.INTERRUPTED, "the proxy was stopped before the answer ended")
             raise
         finally:
             # Also when the server shuts down: cancelling the work closes the connection, and vLLM stops generating.
@@ -77,7 +75,7 @@ class Relay:
             if not work.done():
                 work.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-            if exchange.status is CallStatus.ABORTED:
+            if exchange.status in (CallStatus.ABORTED, CallStatus.INTERRUPTED):
                 await self._record(exchange)
         if not work.cancelled() and (error := work.exception()) is not None:
             log.error("exchange failed", call=exchange.call_id, error=repr(error))
@@ -86,20 +84,26 @@ class Relay:
     async def _record(self, exchange: Exchange) -> None:
         if not self._settings.record:
             return
+        left: asyncio.CancelledError | None = None
         try:
             if exchange.status is CallStatus.OK:
-                exchange.other_weights = not await self._weights.live(exchange.target)
+                try:
+                    exchange.weights = await self._weights.told(exchange.target, exchange.asked)
+                except asyncio.CancelledError as error:  # the client leaves meanwhile: recorded all the same
+                    exchange.weights, left = UNKNOWN, error
             await self._recorder.record(exchange.entry, exchange.trace())
         except Exception as error:  # noqa: BLE001 - whatever it is, the client's answer comes first
             self._recorder.lose()
             log.error("call LOST: it could not be recorded", call=exchange.call_id, error=repr(error))
+        if left is not None:
+            raise left
 
     async def _forward(self, exchange: Exchange, client: "_Client") -> None:
         with client:
             try:
                 async with await self._reach(exchange) as response:
                     exchange.http_status = response.status
-                    self._weights.look(exchange.target)
+                    exchange.asked = self._weights.look(exchange.target)
                     _check_usable(response)
                     if response.status == 200 and response.content_type == "text/event-stream":
                         await self._stream(exchange, response, client)
@@ -129,13 +133,13 @@ class Relay:
 
     async def _failed(self, exchange: Exchange, client: "_Client", error: Exception) -> None:
         exchange.ended(CallStatus.FAILED, f"engine: {error or type(error).__name__}")
-        if client.started:
-            await self._record(exchange)
+        unreachable = isinstance(error, aiohttp.ClientConnectorError)
+        if not client.started:
+            exchange.http_status = 503 if unreachable else 502
+        await self._record(exchange)
+        if client.started:  # looked at last: a keep-alive may begin the stream while the call is recorded
             await client.last(exchange.opened.shown.failed(exchange.error or ""))
             return
-        unreachable = isinstance(error, aiohttp.ClientConnectorError)
-        exchange.http_status = 503 if unreachable else 502
-        await self._record(exchange)
         message = f"the engine at {exchange.target.shown} cannot be reached ({error or type(error).__name__})."
         next_step = "Check that vLLM runs there (`upstream` in mosaic.toml, or --upstream)."
         body = exchange.wire.error_body(exchange.http_status, f"{message} {next_step}", "upstream_unreachable")

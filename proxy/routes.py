@@ -48,8 +48,8 @@ class ModelPath:
         self._lookups = Lookups(settings, recorder)
         exact = settings.fidelity == "exact" and settings.record
         token_path = TokenPath(settings, upstream, store, self._lookups) if exact else None
-        weights = Weights(settings, store, upstream, self._lookups)
-        self._relay = Relay(settings, upstream, recorder, weights, token_path)
+        self._weights = Weights(settings, store, upstream, self._lookups)
+        self._relay = Relay(settings, upstream, recorder, self._weights, token_path)
         self._recorder = recorder
         self._calls = 0
 
@@ -59,7 +59,8 @@ class ModelPath:
         return self._calls
 
     def close(self) -> None:
-        """Ask the store nothing more."""
+        """Ask the store and the engines nothing more."""
+        self._weights.close()
         self._lookups.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +102,8 @@ class ModelPath:
         self._recorder.serving(self._calls)
         try:
             raw = await self._body(receive, arrived.headers)
+            if not self._upstream.named:
+                await while_there(receive, self._upstream.learn_names())
             exchange = await self._open(wire, raw, arrived)
             await self._relay.run(exchange, receive, send)
         finally:

@@ -50,8 +50,9 @@ class Trace:
     ended_at: float
     fidelity: Fidelity | None = None
     """What exact prefix mode made of it."""
-    other_weights: bool = False
-    """Whether the engine was found to serve other weights than those that the database says are live."""
+    weights: str | None = None
+    """`other_weights` or `weights_unknown`: the engine was found not to serve the weights that the database says are
+    live, or could not be asked after a restart."""
 
 
 _ORIGIN = frozenset(field.name for field in fields(Origin))
@@ -75,7 +76,7 @@ def _inexact(trace: Trace, reason: str | None) -> str | None:
         return f"call_{trace.status.value}"
     if not trace.origin.trained:
         return "other_model"
-    return "other_weights" if trace.other_weights else reason
+    return trace.weights or reason
 
 
 def captured(trace: Trace) -> CapturedCall:

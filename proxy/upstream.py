@@ -22,8 +22,13 @@ KEEP_ALIVE_S = 4.0
 """Idle connections are dropped before uvicorn, on the other side, drops them after 5 s."""
 NAMES_S = 60.0
 """Seconds for which the names of an engine's models are believed."""
+RETRY_S = 0.25
+"""Seconds between tries to reach an engine that does not listen."""
 NO_NAMES_S = 5.0
 """Seconds after which an engine that did not say them is asked again."""
+
+MAX_SAID = 2**20
+"""Bytes that an engine may say of itself."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -73,6 +78,8 @@ class Upstream:
         self._settings = settings
         self._names: dict[str, tuple[float, tuple[str, ...]]] = {}
         """Engine -> (when to ask again, names of its models)."""
+        self._heard = False
+        """Whether any engine of the policy has answered."""
         self._asking = asyncio.Lock()
         self.connections = 0
         """Connections that were opened so far."""
@@ -108,7 +115,7 @@ class Upstream:
         if self._settings.policy_model is not None:
             # The engine's other names (the base model of an adapter) are not the policy.
             return Target(base, self._settings.upstream_api_key, self._settings.policy_model, trained=True)
-        names = await self._served(base)
+        names = await self._served(base) or next((found for _, found in self._names.values() if found), ())
         known = not names or named in names
         return Target(base, self._settings.upstream_api_key, None if known else names[0], trained=True)
 
@@ -119,19 +126,40 @@ class Upstream:
             return names
         async with self._asking:
             if time.monotonic() >= self._names.get(base, (0.0, ()))[0]:
-                names = await self._ask(base)
-                self._names[base] = time.monotonic() + (NAMES_S if names else NO_NAMES_S), names
+                found = await self._ask(base)
+                # While it is away it is known by the names that it had.
+                self._names[base] = time.monotonic() + (NAMES_S if found else NO_NAMES_S), found or names
             return self._names[base][1]
 
     async def _ask(self, base: str) -> tuple[str, ...]:
         try:
             _, said = await self.get(f"{base}/models")
-            return tuple(str(model["id"]) for model in said["data"])
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            found = tuple(str(model["id"]) for model in said["data"])
+        except (aiohttp.ClientConnectorError, TimeoutError):
             return ()
+        except (aiohttp.ClientError, ValueError, KeyError, TypeError):
+            found = ()
+        self._heard = True
+        return found
+
+    @property
+    def named(self) -> bool:
+        """Whether it is known under which name the policy is asked for, or cannot be."""
+        return self._heard or self._settings.policy_model is not None
+
+    async def learn_names(self) -> None:
+        """Return once an engine of the policy has answered for the first time, or after `engine_wait_s`."""
+        deadline = time.monotonic() + self._settings.engine_wait_s
+        while True:
+            for base in self._replicas:
+                if found := await self._ask(base):
+                    self._names[base] = time.monotonic() + NAMES_S, found
+            if self._heard or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def get(self, url: str) -> tuple[int, Any]:
-        """Status and JSON of what an engine of the policy says of itself at a URL.
+        """Status of what an engine of the policy says of itself at a URL, and its JSON where that is 200.
 
         Raises `aiohttp.ClientError`, `TimeoutError`, and `ValueError` for what is no JSON.
         """
@@ -141,7 +169,14 @@ class Upstream:
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=self._settings.connect_timeout_s),
         ) as response:
-            return response.status, orjson.loads(await response.read())
+            if response.status != 200:
+                return response.status, None
+            body = b""
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_SAID:
+                    raise ValueError("it says too much")
+            return response.status, orjson.loads(body)
 
     def policy(self) -> Target:
         """The policy's first replica, for what concerns no conversation."""

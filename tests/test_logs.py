@@ -60,3 +60,27 @@ def log_in(folder: Path) -> Path:
 def writers_of(pid: int) -> list[int]:
     children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [child for child in children if b"proxy.writer" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_a_terminal_is_shown_no_local_variables() -> None:
+    """They hold requests and keys."""
+    program = """
+import io, logging, sys, structlog
+from mosaic import logs
+class Terminal(io.StringIO):
+    def isatty(self): return True
+shown, sys.stderr = sys.stderr, Terminal()
+logs.configure()
+def fails():
+    authorization = "Bearer " + "sk-" + "secret"
+    raise RuntimeError("it failed")
+for told in (structlog.get_logger().exception, logging.getLogger("uvicorn.error").exception):
+    try:
+        fails()
+    except RuntimeError:
+        told("here")
+print(sys.stderr.getvalue())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.count("it failed") == 2
+    assert "sk-secret" not in done.stdout

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.text import Text
 
@@ -69,6 +69,24 @@ def test_a_chain_of_two_thousand_sessions_still_fits(width: int | None) -> None:
     if width is not None:
         assert max(map(len, found)) <= width
         assert any(line.startswith("…2000 ") for line in found)
+
+
+@pytest.mark.parametrize("width", [1, 3, 9, 19])
+def test_a_terminal_that_is_too_narrow_for_a_tree_gets_that_of_twenty_columns(width: int) -> None:
+    top = Node("wide 界" * 20, "x" * 500, [Node("root  12 calls", "(why)", [Node("subagent")])])
+    assert list(lines(top, width)) == list(lines(top, 20))
+
+
+@given(st.lists(st.text(max_size=60), min_size=1, max_size=8), st.none() | st.integers(1, 60))
+@example(["\x1b[31mred\x07", "a\nb\tc\r", "\u202eabc\u202c", "\u200b\u0301" * 20, "\ud800", "👩‍👩‍👧‍👦" * 10, ""], 20)
+def test_nothing_that_a_node_says_steers_the_terminal(texts: list[str], width: int | None) -> None:
+    top = node = Node(texts[0], texts[-1])
+    for text in texts:
+        node = node.add(Node(text, text))
+    found = list(lines(top, width))
+    assert all(line.plain.isprintable() for line in found)
+    if width is not None:
+        assert max(line.cell_len for line in found) <= max(width, 20)
 
 
 @pytest.mark.parametrize("command", [("show", "good", "--calls"), ("credit", "good", "--also", "rloo")])

@@ -9,12 +9,14 @@ from typing import Any
 
 import orjson
 
+from adapters.wires.json_text import dumps
 from adapters.wires.responses_output import Output, Wanted
 from adapters.wires.responses_request import wants_logprobs
 from adapters.wires.responses_tools import offered, served
 from adapters.wires.sse import data_of
 from adapters.wires.tool_ids import index_of, mark_ids
 from mosaic.errors import RequestError
+from mosaic.nesting import WRITTEN, deeper
 
 PING = b": ping\n\n"
 """A comment: every client ignores it."""
@@ -67,6 +69,18 @@ def response_of(body: Mapping[str, Any], response_id: str, created_at: float) ->
     }
 
 
+def _check_depth(response: Mapping[str, Any]) -> None:
+    """Raises `RequestError` for a response that no event can carry."""
+    try:
+        orjson.dumps({"response": response})
+    except TypeError as error:  # `dumps` writes what else orjson does not: integers over 64 bits
+        if deeper(response, WRITTEN - 1):
+            said = (
+                "a response repeats `tools`, `metadata`, `text` and other fields, and one is nested too deeply to be."
+            )
+            raise RequestError(said, f"Nest each field at most {WRITTEN - 2} levels deep.") from error
+
+
 def _choice(choice: object) -> object:
     """The client's choice, where it is in effect."""
     if isinstance(choice, dict):
@@ -78,13 +92,17 @@ class Shown:
     """What the client gets of the engine's chat answer."""
 
     def __init__(self, body: Mapping[str, Any], call_id: str, created_at: float) -> None:
-        """`body`: the client's request, one that `to_chat` took; `created_at`: Unix seconds."""
+        """`body`: the client's request, one that `to_chat` took; `created_at`: Unix seconds.
+
+        Raises `RequestError` (400) for a request that is nested too deeply to be repeated in the response.
+        """
         self.done = False
         """True once the upstream stream ended as its wire says it must."""
         self.error: str | None = None
         """The engine's in-band error, when it sent one."""
         self._call_id = call_id
         self._response = response_of(body, f"resp_{call_id}", created_at)
+        _check_depth(self._response)
         self._events: list[dict[str, Any]] = []
         self._sequence = 0
         self._opened = False
@@ -134,7 +152,7 @@ class Shown:
             self.error = "the engine's answer is not a chat completion."
             self._fail(self.error, None)
         self.done = True
-        return orjson.dumps(self._response)
+        return dumps(self._response)
 
     def failed(self, message: str, code: str | None = None) -> bytes:
         """SSE bytes that end the stream as a failure, under this response's own id and numbers."""
@@ -241,7 +259,7 @@ def error_event(message: str, code: str | None = None) -> bytes:
 
 
 def _sse(event: Mapping[str, Any]) -> bytes:
-    return f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n"
+    return f"event: {event['type']}\ndata: ".encode() + dumps(event) + b"\n\n"
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class InputReader:
             return "".join(self._pieces)
         try:
             parsed = json.loads(self._raw, strict=False)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self._raw
         text = parsed.get("input") if isinstance(parsed, dict) else None
         return _scalar(text) if isinstance(text, str) else self._raw

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from mosaic.nesting import parsed
 from mosaic.records import Message
 
 _REMINDER = re.compile(r"<system-reminder>(.*?)(?:</system-reminder>|$)", re.DOTALL)
@@ -42,7 +43,7 @@ class Item:
     name: str = ""
     """For a call: the tool."""
     arguments: Any = None
-    """For a call: its arguments, parsed where they are JSON."""
+    """For a call: its arguments, parsed where they are JSON that is not nested too deeply."""
 
     @property
     def sampled(self) -> bool:
@@ -214,12 +215,12 @@ def _call_item(call: Mapping[str, Any]) -> Item:
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
     try:
-        parsed = orjson.loads(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
-        compact = _json(parsed or {})
-    except orjson.JSONDecodeError:
-        parsed, compact = arguments, collapse(str(arguments))
+        given = parsed(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
+        compact = _json(given or {})
+    except ValueError:
+        given, compact = arguments, collapse(str(arguments))
     name = str(function.get("name"))
-    return Item("call", f"{name} {compact}", _id(call.get("id")), name, parsed)
+    return Item("call", f"{name} {compact}", _id(call.get("id")), name, given)
 
 
 def _id(value: object) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from mosaic.nesting import parsed
 from mosaic.records import LogprobArray
 from mosaic.store.call_browsing import ChoiceTokens, StoredMessage
 from proxy.ui.trajectory_view import text_of
@@ -24,7 +25,7 @@ class ToolCall:
     call_id: str
     name: str
     arguments: str
-    """Indented where they are JSON, else as they came."""
+    """Indented where they are JSON that is not nested too deeply, else as they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ def _indented(arguments: object) -> str:
     if not isinstance(arguments, str):
         return pretty(arguments)
     try:
-        found = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        found = parsed(arguments)
+    except ValueError:
         return arguments
     return pretty(found) if isinstance(found, dict | list) else arguments
 

@@ -112,6 +112,14 @@ def test_an_answer_is_a_response_with_its_parameters_and_usage() -> None:
     assert response["usage"]["total_tokens"] == 12
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_number_over_64_bits_is_repeated_as_it_came(stream: bool) -> None:
+    body = {**REQUEST, "metadata": {"most": 10**30}}
+    events = read(shown_stream(body, stream_of(deltas_of(reply("Yes."))))) if stream else []
+    response = check_order(events) if stream else shown_whole(body, reply("Yes."))
+    assert (response["status"], response["metadata"]) == ("completed", {"most": 10**30})
+
+
 def test_a_name_in_pieces_is_one_name() -> None:
     heads = [{"index": 0, "id": tool_id(0), "function": {"name": "pat"}}, {"index": 0, "function": {"name": "ch"}}]
     deltas = [{"tool_calls": [head]} for head in heads]

@@ -114,6 +114,7 @@ def test_a_custom_tools_input_survives_its_way_through_arguments(
         ('{"other": 1, "input": "x"}', "x"),
         ('{"other": 1}', '{"other": 1}'),
         ("*** plain", "*** plain"),
+        ("[" * 2000, "[" * 2000),
         ('{"input": 5}', '{"input": 5}'),
         (r'{"input": "\ud83d\ude00"}', "😀"),
         (r'{"input": "\ud83d!"}', "\ufffd!"),

@@ -102,6 +102,17 @@ def test_arguments_in_another_order_are_the_same_call_and_other_arguments_or_too
     assert keys("open", '{"a": 1, "b": 2}') != base
 
 
+@pytest.mark.parametrize("depth", [100, 101, *range(930, 1000), 1024, 5000])
+def test_arguments_and_results_are_read_however_deep_they_are(depth: int) -> None:
+    def keys(said: str) -> frozenset[str]:
+        asked = call("c1", 1, tool_calls=[tool_call("i", "search", said)])
+        return evidence(recorded_session("s", [asked, call("c2", 2, [tool_result("i", said)])]))["s"].keys
+
+    deep = "[" * depth + "7" + "]" * depth
+    assert keys(deep) == keys(f" {deep}\n")
+    assert len(keys(deep) | keys(deep.replace("7", "8"))) == 4
+
+
 def test_arguments_may_be_an_object_and_the_function_may_be_missing() -> None:
     odd = [{"id": "i", "function": {"name": "f", "arguments": {"a": 1}}}, {"id": "j"}]
     answered = call("c2", 2, [tool_result("i", "one"), tool_result("j", "two")])

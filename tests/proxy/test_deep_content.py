@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.harnesses import HARNESSES
-from mosaic.nesting import _cut, _text
+from mosaic.nesting import _cut, _text, deeper, parsed
 from mosaic.store import relinking
 from mosaic.terminal import print_json
-from tests.conftest import Proxy, ProxyFactory
+from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
 from tests.engine.raw import whole
-from tests.proxy.faults import before, post, replying, rows, wire_whole
+from tests.proxy.faults import BODIES, before, post, replying, rows, wire_whole
 
 PLACES = {
     "content": '{"model":"policy","messages":[{"role":"user","content":[DEEP]}AGAIN]}',
@@ -27,6 +27,14 @@ PLACES = {
     '"tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":DEEP}}]},'
     '{"role":"tool","tool_call_id":"c1","content":"done"}AGAIN]}',
 }
+REPEATED = {
+    "tools": '{"model":"policy","stream":STREAM,"input":"Hi",'
+    '"tools":[{"type":"function","name":"f","parameters":DEEP}]}',
+    "metadata": '{"model":"policy","stream":STREAM,"input":"Hi","metadata":DEEP}',
+    "format": '{"model":"policy","stream":STREAM,"input":"Hi",'
+    '"text":{"format":{"type":"json_schema","name":"n","schema":DEEP}}}',
+}
+"""What a response of the Responses API repeats."""
 AGAIN = ',{"role":"assistant","content":"Hello there"},{"role":"user","content":"And now?"}'
 
 
@@ -64,6 +72,22 @@ async def test_what_is_nested_deeply_is_recorded_continued_and_shown(
         await read_everywhere(proxy, second["call_id"])
 
 
+@pytest.mark.parametrize("place", PLACES)
+async def test_at_every_depth_about_what_json_can_be_written_in_a_call_is_recorded(
+    start_proxy: ProxyFactory, place: str
+) -> None:
+    reply = replying(whole(wire_whole("chat/completions", Turn("Hello there"))))
+    depths = range(245, 259)
+    async with before(start_proxy, reply) as (proxy, _):
+        for depth in depths:
+            assert (await post(proxy, "chat/completions", request(place, nested(depth, "object"))))[0] == 200
+        found = rows(proxy)
+        assert [(one["status"], one["sampled_tokens"]) for one in found] == [("ok", 12)] * len(depths)
+        assert 0 < proxy.store.counters()["flattened_calls"]["nested_too_deep"] < len(depths)
+        for one in found:
+            await read_everywhere(proxy, one["call_id"])
+
+
 async def read_everywhere(proxy: Proxy, call_id: str) -> None:
     print_json(proxy.store.explain(call_id))
     async with aiohttp.ClientSession() as client:
@@ -85,7 +109,26 @@ async def test_what_no_parser_reads_is_refused_before_anything_is_sampled(
         assert (await post(proxy, "chat/completions"))[0] == 200
 
 
-@pytest.mark.parametrize("depth", [200, 1000, 5000])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("place", REPEATED)
+async def test_what_a_response_cannot_repeat_is_refused_before_anything_is_sampled(
+    start_proxy: ProxyFactory, place: str, stream: bool
+) -> None:
+    async with start_proxy(lambda _: Turn("Hello there")) as proxy:
+        statuses = []
+        for depth in (*range(245, 257), 300, 900, 1020):
+            body = REPEATED[place].replace("DEEP", nested(depth, "object")).replace("STREAM", json.dumps(stream))
+            status, answer = await post(proxy, "responses", body.encode())
+            statuses.append(status)
+            assert (b'"completed"' in answer, b"too deep" in answer) == (status == 200, status == 400)
+        answered = statuses.count(200)
+        assert 245 + answered in (250, 251, 252, 253)
+        assert statuses == [200] * answered + [400] * (15 - answered)
+        assert len(proxy.engine.requests) == answered
+        await until(lambda: len(rows(proxy)) == answered)
+
+
+@pytest.mark.parametrize("depth", [200, 985, 1024, 5000])
 async def test_arguments_are_a_text_and_may_be_nested_as_deep_as_they_are(
     start_proxy: ProxyFactory, depth: int
 ) -> None:
@@ -101,12 +144,44 @@ async def test_arguments_are_a_text_and_may_be_nested_as_deep_as_they_are(
         (found,) = rows(proxy)
         assert (found["status"], found["sampled_tokens"]) == ("ok", 12)
         assert "flattened_calls" not in proxy.store.counters()
+        await read_everywhere(proxy, found["call_id"])
+
+
+@pytest.mark.parametrize("depth", [101, 985, 1024, 5000])
+async def test_a_call_of_the_model_s_own_is_recorded_however_deep_its_arguments_are(
+    start_proxy: ProxyFactory, depth: int
+) -> None:
+    made = whole(wire_whole("chat/completions", Turn("", (("f", nested(depth, "object")),))))
+    async with before(start_proxy, replying(made)) as (proxy, _):
+        status, answer = await post(proxy, "chat/completions")
+        told = json.loads(answer)["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": told["tool_calls"][0]["id"], "content": "done"}
+        again = await post(proxy, "chat/completions", messages=[*BODIES["chat/completions"]["messages"], told, result])
+        assert (status, again[0]) == (200, 200)
+        assert [one["status"] for one in rows(proxy)] == ["ok", "ok"]
+        (session,) = proxy.store.trajectory("run-1").sessions
+        assert len(session.calls) == 2
+        assert not (proxy.settings.spool / "rejected.jsonl").exists()
+        await read_everywhere(proxy, session.calls[0].call_id)
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
 )
+
+
+@given(JSON, st.integers(0, 4))
+def test_a_value_is_deeper_than_some_levels_when_its_cut_differs(value: Any, levels: int) -> None:
+    assert deeper(value, levels) == (_cut([value], levels + 1) != [value])
+
+
+def test_a_text_is_parsed_where_it_is_json_of_at_most_a_hundred_levels() -> None:
+    assert deeper(parsed(nested(100, "object")), 99)
+    assert parsed(json.dumps("[" * 200)) == "[" * 200
+    for text in (nested(101, "list"), nested(101, "object"), nested(5000, "list"), "[", ""):
+        with pytest.raises(ValueError, match=r"deep|depth|unexpected|empty"):
+            parsed(text)
 
 
 @given(JSON)

@@ -1,5 +1,7 @@
 """A call is durable once the journal has it: the database follows, and nothing that has ended is lost on the way."""
 
+import asyncio
+import math
 import os
 import sqlite3
 import time
@@ -190,5 +192,28 @@ async def test_calls_that_a_full_disk_cut_stand_whole_elsewhere(
         file.look_for_owner()
     ended = [call for file in files for call in file.ended(0.0)]
     assert sorted(ended, key=lambda call: call.origin.call_id) == calls
+    for file in files:
+        file.close()
+
+
+async def test_calls_that_end_while_and_after_a_recorder_is_closed_are_kept(tmp_path: Path) -> None:
+    """A second Ctrl-C cuts the calls that are open while the server closes what they need."""
+    calls = conversation(12)
+    recorder = Recorder(Settings(upstream="http://127.0.0.1:1/v1", spool=tmp_path))
+    entries = [recorder.journal.begin(call.origin, call.body) for call in calls]
+    for call, entry in zip(calls, entries, strict=True):
+        for when, piece in call.pieces:
+            recorder.journal.piece(entry, piece, when)
+    recording = [
+        asyncio.ensure_future(recorder.record(entry, call)) for entry, call in zip(entries[:8], calls, strict=False)
+    ]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(recorder.close(), 20)
+    await asyncio.wait_for(asyncio.gather(*recording), 20)
+    for entry, call in zip(entries[8:], calls[8:], strict=True):
+        await asyncio.wait_for(recorder.record(entry, call), 20)
+    files = [JournalFile(path) for path in files_in(tmp_path)]
+    ended = {call.origin.call_id: call for file in files for call in file.ended(math.inf)}
+    assert sorted(ended.values(), key=calls.index) == calls
     for file in files:
         file.close()

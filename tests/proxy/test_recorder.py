@@ -309,5 +309,5 @@ async def test_sigterm_ends_open_streams_records_why_and_exits_with_0(tmp_path: 
     store = Store(database)
     with store.engine.connect() as connection:
         status, error = connection.exec_driver_sql("select status, error from calls").one()
-    assert (status, error) == ("aborted", "the proxy was stopped before the answer ended")
+    assert (status, error) == ("interrupted", "the proxy was stopped before the answer ended")
     store.close()

@@ -1,8 +1,10 @@
 """An engine that was restarted on other weights: its calls are recorded, never trained, and it is asked no more often
 than it can have been restarted."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,11 +13,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mosaic.errors import StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
 from mosaic.store.policies import PolicyVersion, serves
 from proxy import weights
-from tests.conftest import serving
+from proxy.lookups import Lookups
+from proxy.recorder import Recorder
+from proxy.upstream import Upstream
+from tests.conftest import serving, until
 from tests.engine import Turn
 from tests.proxy.doctor.looking import Administered
 
@@ -29,6 +35,19 @@ class Asked(Administered):
 
     async def _weights(self, request: web.Request) -> web.Response:
         self.questions += 1
+        return await super()._weights(request)
+
+
+@dataclass
+class Hanging(Administered):
+    """Says nothing of its weights until it may."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _weights(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        await self.go.wait()
         return await super()._weights(request)
 
 
@@ -172,4 +191,72 @@ async def test_a_link_that_this_machine_does_not_see_says_nothing(place: Place) 
         engine = engine_on("/somewhere/else/link")
         engine.models[0]["parent"] = "base"
         async with engine.serve(place.port):
+            assert place.reason(await ask(url, session)) is None
+
+
+async def test_an_engine_that_hangs_when_asked_delays_one_call_and_its_calls_are_not_trained(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "ASK_S", 0.2)
+    async with calling(place) as (url, session):
+        place.publish(SECOND)
+        engine = Hanging(lambda _: Turn("Hi"))
+        async with engine.serve(place.port):
+            reasons = [place.reason(await ask(url, session)) for _ in range(3)]
+            assert reasons == ["weights_unknown"] * 3
+            engine.go.set()
+        async with engine_on(SECOND).serve(place.port):
+            assert [place.reason(await ask(url, session)) for _ in range(2)][1] is None
+
+
+async def test_a_client_that_leaves_while_an_engine_is_asked_leaves_a_whole_call(place: Place) -> None:
+    async with calling(place) as (url, session):
+        place.publish(SECOND)
+        engine = Hanging(lambda _: Turn("Hi"))
+        async with engine.serve(place.port):
+            asking = asyncio.ensure_future(ask(url, session))
+            await engine.asked.wait()
+            await until(lambda: engine.requests)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await until(place.store.trajectories)
+            with place.store.database.reading() as connection:
+                query = "select status, inexact_reason from calls"
+                assert tuple(connection.exec_driver_sql(query).one()) == ("ok", "weights_unknown")
+            engine.go.set()
+
+
+async def test_a_call_that_began_on_other_weights_stays_theirs_when_the_live_ones_are_loaded_meanwhile(
+    place: Place,
+) -> None:
+    version = place.publish(SECOND)
+    upstream = Upstream(place.settings)
+    known = weights.Weights(place.settings, place.store, upstream, Lookups(place.settings, Recorder(place.settings)))
+    target = upstream.policy()
+    engine = engine_on(FIRST)
+    async with engine.serve(place.port):
+        await (await upstream.send("GET", target, "models", None, {})).read()
+        stream = known.look(target)
+        assert await known.told(target, stream) == "other_weights"
+        engine.weights = str(version)
+        assert await known.told(target, known.look(target)) is None
+        assert await known.told(target, stream) == "other_weights"
+    await upstream.close()
+
+
+async def test_what_is_known_of_versions_is_believed_while_the_database_is_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with calling(place) as (url, session):
+        version = place.publish(SECOND)
+        async with engine_on(FIRST, str(version)).serve(place.port):
+            assert place.reason(await ask(url, session)) is None
+
+        def refuses(_store: Store) -> list[PolicyVersion]:
+            raise StoreError("away", "wait")
+
+        monkeypatch.setattr(Store, "versions", refuses)
+        async with engine_on(FIRST).serve(place.port):
+            assert place.reason(await ask(url, session)) == "other_weights"
+        async with engine_on(SECOND).serve(place.port):
             assert place.reason(await ask(url, session)) is None
