@@ -292,8 +292,8 @@ def test_what_needs_a_database_that_is_there_makes_none_and_says_where_it_looked
 
 
 def test_an_upgrade_makes_the_database(tmp_path: Path) -> None:
-    assert mosaic(tmp_path, "db", "upgrade", "--database", f"sqlite:///{tmp_path}/new.db").returncode == 0
-    assert mosaic(tmp_path, "trajectories", "--json", "--database", f"sqlite:///{tmp_path}/new.db").stdout == "[]\n"
+    assert mosaic(tmp_path, "db", "upgrade", "--database", f"sqlite:///{tmp_path}/var/new.db").returncode == 0
+    assert mosaic(tmp_path, "trajectories", "--json", "--database", f"sqlite:///{tmp_path}/var/new.db").stdout == "[]\n"
 
 
 def test_a_port_in_use_is_said_before_anything_else_happens(tmp_path: Path) -> None:

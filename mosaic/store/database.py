@@ -7,7 +7,7 @@ numbers rise in the order of commits, which lineage relies on. Readers get a sna
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,11 @@ def upgrade(url: str) -> tuple[str | None, str]:
     """Bring a database to this code's schema; returns its revision before and after. Raises `StoreError`."""
     from mosaic.store import migrations
 
-    engine = _engine(_parse(url))
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        with suppress(OSError):  # SQLite says it better
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+    engine = _engine(parsed)
     try:
         with _refusals(), engine.connect() as connection:
             if engine.dialect.name == "sqlite":
