@@ -274,8 +274,9 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
     left_out = {**chosen["left_out"], **selection.left_out}
     for reason, number in left_out.items():
         work.store.count("left_out_of_training", reason, number)
-    work.reached(work.job.state, metrics={f"left_out_{reason}": float(number) for reason, number in left_out.items()})
+    skipped = {f"left_out_{reason}": float(number) for reason, number in left_out.items()}
     if not selection.sequences:
+        work.reached(work.job.state, metrics=skipped)
         raise nothing(left_out, work.store.inexact(Waiting(chosen["groups"], {})))
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
@@ -288,7 +289,7 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
         "probe": probe.tolist(),
         "figures": figures,
     }
-    work.reached(JobState.CREDITED, selection=credited)
+    work.reached(JobState.CREDITED, selection=credited, metrics=skipped)
     return probe
 
 
