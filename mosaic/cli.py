@@ -108,7 +108,9 @@ def reward(
         mosaic reward run-17 none
     """
     number = None if value.lower() == "none" else _number(value)
-    outcome = _store(database).reward(trajectory, number, source, note, session_id=session)
+    store = _store(database)
+    trajectory = store.whole_trajectory_id(trajectory)
+    outcome = store.reward(trajectory, number, source, note, session_id=session)
     said = "" if outcome.in_force else f" (too late to count: it was {outcome.state.value}; kept, see reward_window_s)"
     typer.echo(
         f"{trajectory}: {'none' if number is None else number}{said}"
@@ -131,7 +133,9 @@ def end(
         mosaic end run-17
         mosaic end run-17 --as failed --reason sandbox_died
     """
-    typer.echo(f"{trajectory}: {_store(database).end(trajectory, state, reason).value}")
+    store = _store(database)
+    trajectory = store.whole_trajectory_id(trajectory)
+    typer.echo(f"{trajectory}: {store.end(trajectory, state, reason).value}")
 
 
 def trajectories(
@@ -142,7 +146,8 @@ def trajectories(
     """List the newest trajectories with their sessions.
 
     Columns: sessions, those opened by compaction, subagents, calls, calls that cannot be trained, sampled tokens and
-    the oldest policy version among them.
+    the oldest policy version among them. An id that a narrow terminal shows without its middle (`run-1…e.3`) can be
+    given to any command as it stands there.
 
         mosaic trajectories
         mosaic trajectories --limit 1000 --json
@@ -250,7 +255,7 @@ def main() -> None:
 
 def _store(database: str | None) -> Store:
     settings = load(database=database)
-    return Store(settings.database, settings.reward_window_s)
+    return Store(settings.database, settings.reward_window_s, create=False)
 
 
 def _number(text: str) -> float:

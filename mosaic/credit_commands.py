@@ -68,7 +68,9 @@ def credit(
         mosaic credit run-17 --rule broadcast --also mosaic
     """
     settings = load(database=database)
-    group = Store(settings.database, settings.reward_window_s).group_of(trajectory)
+    store = Store(settings.database, settings.reward_window_s, create=False)
+    trajectory = store.whole_trajectory_id(trajectory)
+    group = store.group_of(trajectory)
     view = explain(group, trajectory, rule, also, estimator(contributions))
     if as_json:
         print_json(as_dict(view))

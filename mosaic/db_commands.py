@@ -127,7 +127,7 @@ def prune(
 
 @contextmanager
 def _opened(database: str | None) -> Iterator[Database]:
-    opened = Database(load(database=database).database)
+    opened = Database(load(database=database).database, create=False)
     try:
         yield opened
     finally:

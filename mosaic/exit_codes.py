@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
         "Another failure; for `doctor`: something is wrong; for `rollout` and `score`: all attempts or scores failed.",
     )
     USAGE = 2, "A command line or a setting that cannot be used."
-    STORE = 3, "The database cannot be used, or (`db check`) is broken."
+    STORE = 3, "The database is not there, cannot be used, or (`db check`) is broken."
     ENGINE = 4, "vLLM is unreachable, or answered something unusable."
     TRAIN = 5, "Training could not start or did not finish."
     NOTHING_TO_TRAIN = 6, "There is nothing to learn from."

@@ -31,6 +31,7 @@ def show(
         mosaic show run-17 --json
     """
     store = _store(database)
+    trajectory = store.whole_trajectory_id(trajectory)
     found, links = store.trajectory(trajectory), store.links(trajectory)
     made, certified = store.fidelity(trajectory), store.certificate(trajectory)
     if as_json:
@@ -67,7 +68,8 @@ def explain(
         mosaic explain 5f0c9d2e41aa4b0f
         mosaic explain 5f0c9d2e41aa4b0f --json
     """
-    found = _store(database).explain(call)
+    store = _store(database)
+    found = store.explain(store.whole_call_id(call))
     if as_json:
         print_json(found)
         return
@@ -113,6 +115,7 @@ def certificate(
     """
     store = _store(database)
     if trajectory is not None:
+        trajectory = store.whole_trajectory_id(trajectory)
         store.trajectory(trajectory)
     found = store.certificate(trajectory)
     if as_json:
@@ -234,4 +237,4 @@ def _words(value: object) -> str:
 
 def _store(database: str | None) -> Store:
     settings = load(database=database)
-    return Store(settings.database, settings.reward_window_s)
+    return Store(settings.database, settings.reward_window_s, create=False)

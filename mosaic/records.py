@@ -58,6 +58,8 @@ class JobState(StrEnum):
     """The new weights are live, and are the checkpoint's; the gate has not spoken yet."""
     PUBLISHED = "published"
     FAILED = "failed"
+    SKIPPED = "skipped"
+    """There was nothing to learn from."""
     IMPORTED = "imported"
     """Of another database; only its name is known."""
 

@@ -55,7 +55,7 @@ def score(
         raise SettingsError("there is no scorer.", "Give --function, --command or --judge, or set [score].")
     if isinstance(scorer, Judge):
         scorer.check()
-    store = Store(settings.database, settings.reward_window_s)
+    store = Store(settings.database, settings.reward_window_s, create=False)
     with progress("scoring") as bar:
         found = score_closed(store, scorer, config, dry_run=dry_run, on_progress=bar)
     store.close()

@@ -76,7 +76,8 @@ def tail(
 
 
 def _of_store(settings: Settings, trajectory_id: str | None) -> Iterator[Call]:
-    followed = Followed(Store(settings.database).database, trajectory_id)
+    store = Store(settings.database, create=False)
+    followed = Followed(store.database, None if trajectory_id is None else store.whole_trajectory_id(trajectory_id))
     refused = False
     while True:
         try:

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from mosaic.store.shortened import LEFT_OUT
+
 JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 DATABASE = typer.Option(None, help="SQLAlchemy URL of the store.")
 TRAJECTORY = typer.Argument(help="Id of the trajectory, as `mosaic trajectories` lists it.")
@@ -90,7 +92,7 @@ def shortened(text: str, width: int) -> str:
     """An id without its middle, where it is wider than that."""
     if _width((text,)) <= width:
         return text
-    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+    return f"{text[: width // 2]}{LEFT_OUT}{text[len(text) - (width - 1) // 2 :]}"
 
 
 def _width(texts: Iterable[str]) -> int:

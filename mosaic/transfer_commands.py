@@ -72,7 +72,7 @@ def import_(
         mosaic import runs --database sqlite:///other.db
     """
     done = {"imported": 0, "skipped": 0}
-    with _opened(database) as opened:
+    with _opened(database, create=True) as opened:
         try:
             for place, record in _shown(portable_files.read(source), "importing", None):
                 done["imported" if _insert(opened, place, record) else "skipped"] += 1
@@ -106,8 +106,8 @@ def _count(database: Database, done: Mapping[str, int]) -> None:
 
 
 @contextmanager
-def _opened(database: str | None) -> Iterator[Database]:
-    opened = Database(load(database=database).database)
+def _opened(database: str | None, *, create: bool = False) -> Iterator[Database]:
+    opened = Database(load(database=database).database, create=create)
     try:
         yield opened
     finally:

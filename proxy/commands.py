@@ -119,7 +119,7 @@ def relink(
         mosaic relink --json
     """
     settings = load(database=database)
-    store = Store(settings.database, settings.reward_window_s)
+    store = Store(settings.database, settings.reward_window_s, create=False)
     with progress("relinking") as on_progress:
         found = relinking.relink(store.database, HARNESSES, dry_run=dry_run, on_progress=on_progress)
     store.close()

@@ -240,7 +240,7 @@ BAD = {
     ),
     "a followed database on a port that is none": (["tail", "--database", "postgresql://h:port/x"], "", 3, "h:port"),
     "a database that cannot be opened": (
-        ["trajectories", "--database", "sqlite:////proc/no/mosaic.db"],
+        ["import", "runs.jsonl", "--database", "sqlite:////proc/no/mosaic.db"],
         "",
         3,
         "Check",
@@ -259,6 +259,7 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 def test_bad_input_is_one_clear_line_with_the_next_step_and_an_exit_code(tmp_path: Path, what: str) -> None:
     arguments, toml, code, words = BAD[what]
+    Store(f"sqlite:///{tmp_path}/var/mosaic.db").close()
     (tmp_path / "mosaic.toml").write_text(toml)
     done = mosaic(tmp_path, *arguments)
     assert done.returncode == code
@@ -266,6 +267,34 @@ def test_bad_input_is_one_clear_line_with_the_next_step_and_an_exit_code(tmp_pat
     assert len(said) == 1
     assert said[0].startswith("mosaic: ")
     assert words in said[0]
+
+
+ONLY_READ = (
+    *("trajectories", "unlinked", "certificate", "tail", "relink", "show run-17", "explain x", "credit run-17"),
+    *("reward run-17 1", "end run-17", "score --command true", "train", "train --dry-run", "export runs.jsonl"),
+    *(
+        "db stats",
+        "db check",
+        "db prune --older-than 1d",
+        "policy list",
+        "policy show",
+        "policy pin",
+        "policy rollback",
+    ),
+)
+
+
+@pytest.mark.parametrize("command", ONLY_READ)
+def test_what_needs_a_database_that_is_there_makes_none_and_says_where_it_looked(tmp_path: Path, command: str) -> None:
+    done = mosaic(tmp_path, *command.split())
+    said = f"mosaic: there is no database at {tmp_path}/var/mosaic.db. `mosaic serve` makes it; --database"
+    assert (done.returncode, done.stdout, done.stderr.startswith(said)) == (3, "", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upgrade_makes_the_database(tmp_path: Path) -> None:
+    assert mosaic(tmp_path, "db", "upgrade", "--database", f"sqlite:///{tmp_path}/var/new.db").returncode == 0
+    assert mosaic(tmp_path, "trajectories", "--json", "--database", f"sqlite:///{tmp_path}/var/new.db").stdout == "[]\n"
 
 
 def test_a_port_in_use_is_said_before_anything_else_happens(tmp_path: Path) -> None:
@@ -316,6 +345,20 @@ def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str
     listed = mosaic(tmp_path, "show", "run-17", "--calls", *where).stdout
     assert all(call in listed for session in shown["sessions"] for call in session["calls"])
     assert opening not in mosaic(tmp_path, "show", "run-17", *where).stdout
+
+
+@pytest.mark.parametrize("command", ["show", "certificate", "credit", "reward 1", "end", "explain"])
+def test_an_id_without_its_middle_is_taken_by_every_command(tmp_path: Path, database: str, command: str) -> None:
+    store = Store(database)
+    store.record(compaction(Recording("run-18")))
+    store.reward("run-17", 1, "test")
+    name, *more = command.split()
+    shown = {"explain": "c1-r…n-17"}.get(name, "ru…7")
+    done = mosaic(tmp_path, name, shown, *more, "--database", database)
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = mosaic(tmp_path, name, "c1…" if name == "explain" else "run…", *more, "--database", database)
+    assert (refused.returncode, "run-17, " in refused.stderr) == (1, True)
+    store.close()
 
 
 def test_the_first_call_of_a_trajectory_and_one_that_nothing_links_are_explained_in_words(

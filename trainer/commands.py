@@ -10,13 +10,14 @@ from typing import Any
 import typer
 
 from mosaic.db_commands import seconds
-from mosaic.errors import NothingToTrain
 from mosaic.settings import Settings, TrainConfig, load
 from mosaic.store import Store
 from mosaic.terminal import JSON, counted, print_json, print_table
 from trainer.job import JobReport, run_job
+from trainer.policies import checkpoint_of
 from trainer.preview import Preview, preview
 from trainer.round import StepReport
+from trainer.selection import nothing, rule, told
 
 SHOWN = 50
 """Most trajectories that a preview lists as text."""
@@ -48,7 +49,8 @@ def train(
     age = None if newer_than is None else seconds(newer_than, "--newer-than")
     given = {"model": model, "credit": credit, "only": only, "task": task, "max_age_s": age}
     settings = _with(load(upstream=upstream, database=database), given | {"max_staleness": max_staleness})
-    store = Store(settings.database)
+    store = Store(settings.database, create=False)
+    _check(store, settings, dry_run=dry_run, fresh=fresh)
     if dry_run:
         _show_preview(preview(store, settings), as_json)
         return
@@ -102,6 +104,17 @@ def schedule(
     run(store, made, train, config.look_every_s, parent)
 
 
+def _check(store: Store, settings: Settings, *, dry_run: bool, fresh: bool) -> None:
+    """Say at once what cannot be used: the rule, and the checkpoint, unless a job is taken up, which has its own.
+
+    A dry run needs no checkpoint; one that is named must be there. Raises `SettingsError`.
+    """
+    config = settings.train
+    rule(config)
+    if (config.model is not None or not dry_run) and (fresh or store.unsettled_job() is None):
+        checkpoint_of(store, store.policy()[0], config.model)
+
+
 def _step_back(config: TrainConfig) -> None:
     """Keep training from starving what serves on the same machine."""
     os.nice(config.nice)
@@ -123,8 +136,9 @@ def _show(report: JobReport) -> None:
     swap = "swap pause not known" if paused is None else f"swap pause {paused:.2f} s"
     typer.echo(
         f"version {report.version} is live: trained {counted(report.trajectories_trained, 'trajectory')} of "
-        f"{counted(report.groups_trained, 'group')}, {counted(report.train.tokens_trained, 'token')}, "
-        f"{counted(report.train.steps, 'step')} in {report.train.train_seconds:.1f} s; "
+        f"{counted(report.groups_trained, 'group')}, {counted(report.train.sequences_trained, 'sequence')}, "
+        f"{counted(report.train.tokens_trained, 'token')}, {counted(report.train.steps, 'step')}; "
+        f"training alone took {report.train.train_seconds:.1f} s; "
         f"{swap}; engine and trainer {report.published.gap_mean:.2g} nats apart"
     )
     typer.echo(f"checkpoint: {report.train.checkpoint} (to restart vLLM on it: --model {report.train.checkpoint})")
@@ -133,7 +147,7 @@ def _show(report: JobReport) -> None:
 
 def _say_left_out(left_out: Mapping[str, int]) -> None:
     if left_out:
-        typer.echo("left out: " + ", ".join(f"{number} {reason}" for reason, number in left_out.items()))
+        typer.echo(f"left out: {told(left_out)}")
 
 
 def _show_preview(found: Preview, as_json: bool) -> None:
@@ -143,7 +157,7 @@ def _show_preview(found: Preview, as_json: bool) -> None:
     else:
         _print_preview(found)
     if not found.sequences_trained and found.unsettled_job is None and not found.to_score:
-        raise NothingToTrain("there is nothing to learn from.", "Score attempts of one task with different outcomes.")
+        raise nothing(found.left_out, found.inexact)
 
 
 def _print_preview(found: Preview) -> None:
@@ -161,6 +175,8 @@ def _print_preview(found: Preview) -> None:
         f"{counted(found.tokens_trained, 'token')}"
     )
     _say_left_out(found.left_out)
+    if found.inexact:
+        typer.echo("calls that cannot be trained: " + ", ".join(f"{n} {reason}" for reason, n in found.inexact.items()))
     if found.not_scored:
         typer.echo("not scored: " + ", ".join(f"{number} {state}" for state, number in found.not_scored.items()))
     if found.trained_before:

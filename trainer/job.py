@@ -1,6 +1,7 @@
 """One training job, top to bottom: select, credit, build sequences, train, publish, write down what was done.
 
-    selected -> credited -> trained (checkpoint written) -> verified (live) -> published, or failed with its reason
+    selected -> credited -> trained (checkpoint written) -> verified (live) -> published, or failed with its reason;
+    skipped where there is nothing to learn from
 
 Every arrow is one transaction. One job runs at a time, by lease. A job that died is taken up by the next run from
 where it stood, with its own settings, trajectories and seed, or failed with a reason (and its version, if it is live,
@@ -33,7 +34,7 @@ from trainer.publish import Publication, PublishReport
 from trainer.replicas import running_engines
 from trainer.round import LOGPROBS_FILE, OPTIMIZER_FILE, REPORT_FILE, StepReport, TrainReport, TrainSettings
 from trainer.round_process import RoundRequest, run_round
-from trainer.selection import Selection, choose, rule
+from trainer.selection import Selection, choose, nothing, rule
 from trainer.tracking import Tracking, check_trackers
 from trainer.trained_logprobs import load_logprobs
 
@@ -130,6 +131,9 @@ def run_job(
         work = _Work(store, settings, config, job, checkpoint_of(store, job.policy_from, config.model), lease)
         try:
             report = _run(work, on_step)
+        except NothingToTrain as found:
+            store.skip_job(job.job_id, str(found))
+            raise
         except (EngineError, GateError, PolicyPinned) as error:
             if work.job.state in (JobState.SELECTED, JobState.CREDITED):
                 store.end_job(job.job_id, error=f"{type(error).__name__}: {error}")
@@ -287,12 +291,10 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
     left_out = {**chosen["left_out"], **selection.left_out}
     for reason, number in left_out.items():
         work.store.count("left_out_of_training", reason, number)
+    skipped = {f"left_out_{reason}": float(number) for reason, number in left_out.items()}
     if not selection.sequences:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "nothing is scored"
-        raise NothingToTrain(
-            f"there is nothing to learn from ({reasons}).",
-            "Score attempts of one task with different outcomes; see `mosaic train --dry-run`.",
-        )
+        work.reached(work.job.state, metrics=skipped)
+        raise nothing(left_out, work.store.inexact(Waiting(chosen["groups"], {})))
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
     credited = {
@@ -304,7 +306,7 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
         "probe": probe.tolist(),
         "figures": figures,
     }
-    work.reached(JobState.CREDITED, selection=credited)
+    work.reached(JobState.CREDITED, selection=credited, metrics=skipped)
     return probe
 
 

@@ -151,6 +151,11 @@ def listed(store: Store) -> list[PolicyVersion]:
     return [*([] if first is None else [first]), *store.versions()]
 
 
+def state_of(one: PolicyVersion, live: int) -> str:
+    """The state in words: only one version is live, and those that served before were."""
+    return "was live" if one.state == "live" and one.version != live else one.state
+
+
 def find(found: Iterable[PolicyVersion], version: int) -> PolicyVersion:
     """One of these versions. Raises `SettingsError` when it is not among them."""
     for one in found:

@@ -12,7 +12,7 @@ from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.policies import PolicyVersion
 from mosaic.terminal import DATABASE, JSON, print_json, print_table
-from trainer.policies import before, find, listed, put_back, weights_of
+from trainer.policies import before, find, listed, put_back, state_of, weights_of
 
 app = typer.Typer(help="List policy versions, go back to one, pin one, make a first adapter.", no_args_is_help=True)
 
@@ -25,14 +25,14 @@ PATHLESS = "its path is known once a job has published"
 
 @app.command("list")
 def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
-    """List all policy versions, newest first; a star marks the live one.
+    """List all policy versions, newest first; one is live, those that served before it were.
 
     Version 0 is the checkpoint that the engine started with; weights put back have a number of their own.
 
         mosaic policy list
         mosaic policy list --json
     """
-    store = Store(load(database=database).database)
+    store = Store(load(database=database).database, create=False)
     live, _ = store.policy()
     found = listed(store)[::-1]
     if as_json:
@@ -44,10 +44,18 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
 
 
 def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
-    since = None if one.live_at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.live_at))
     gap = one.verification.get("gap_mean")
-    state = one.state + (" *" if one.version == live else "") + (" pinned" if one.pinned else "")
+    state, since = state_of(one, live) + (" pinned" if one.pinned else ""), _shown("live_at", one.live_at)
     return one.version, state, one.restores, since, None if gap is None else f"{gap:.2g}", one.job_id, one.path
+
+
+def _shown(name: str, value: object) -> object:
+    """A value as people read it: a date, or a number with four digits that say something."""
+    if not isinstance(value, float):
+        return value
+    if name.endswith("_at"):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    return f"{value:.0f}" if value.is_integer() or abs(value) >= 1e4 else f"{value:.4g}"
 
 
 @app.command()
@@ -64,7 +72,7 @@ def show(
         mosaic policy show 7
         mosaic policy show 7 --json
     """
-    store = Store(load(database=database).database)
+    store = Store(load(database=database).database, create=False)
     known, live = listed(store), store.policy()[0]
     wanted = live if version is None else version
     if wanted == 0 and store.first_version() is None:
@@ -77,10 +85,11 @@ def show(
     if as_json:
         print_json({"version": asdict(found), "job": None if job is None else asdict(job), "metrics": numbers})
         return
-    rows: list[tuple[object, ...]] = [(name, value) for name, value in asdict(found).items() if name != "verification"]
-    rows += [(f"verified {name}", value) for name, value in found.verification.items()]
+    values = {**asdict(found), "state": state_of(found, live)}
+    rows = [(name, _shown(name, value)) for name, value in values.items() if name != "verification"]
+    rows += [(f"verified {name}", _shown(name, value)) for name, value in found.verification.items()]
     rows += [] if job is None else [("job state", job.state.value), ("job error", job.error)]
-    print_table("what value", rows + [(f"job {name}", f"{value:g}") for name, value in sorted(numbers.items())])
+    print_table("what value", rows + [(f"job {name}", _shown(name, value)) for name, value in sorted(numbers.items())])
 
 
 @app.command()
@@ -119,7 +128,7 @@ def pin(
         mosaic policy pin 5
         mosaic policy pin --off
     """
-    store = Store(load(database=database).database)
+    store = Store(load(database=database).database, create=False)
     if off:
         store.pin(None)
         typer.echo("no version is pinned")
@@ -168,7 +177,7 @@ def _serve_again(
     settings = load(database=database, upstream=upstream)
     if model is not None:
         settings = settings.model_copy(update={"train": settings.train.model_copy(update={"model": model})})
-    store = Store(settings.database)
+    store = Store(settings.database, create=False)
     with held(store, LEASE) as lease:
         target = before(store) if version is None else version
         live, _ = store.policy()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mosaic.credit import DropReason
 from mosaic.records import TrajectoryState
 from mosaic.scoring.passive import to_score
 from mosaic.settings import Settings, TrainConfig
@@ -48,6 +49,8 @@ class Preview:
     """Every scored trajectory, newest first."""
     left_out: Mapping[str, int]
     """Reason -> trajectories, groups or calls, as a job would count them."""
+    inexact: Mapping[str, int]
+    """Reason -> calls of the task that cannot be trained, in the trajectories that a job would look at."""
     not_scored: Mapping[str, int]
     """State -> trajectories that are in no job's reach: open, closed (no reward yet), unscorable, failed, truncated."""
     trained_before: int
@@ -73,7 +76,9 @@ def preview(store: Store, settings: Settings) -> Preview:
     candidates = []
     for one in store.scored():
         name = one.trajectory_id
-        reason = reasons.get(name, "no_trainable_token") if name in taken else _outside(one, config, version)
+        reason = (
+            reasons.get(name, f"trajectory_{DropReason.NO_TOKENS}") if name in taken else _outside(one, config, version)
+        )
         trained = name in selection.trained
         candidates.append(
             Candidate(name, one.task_key, one.reward, None if trained else reason, sequences[name], tokens[name])
@@ -89,6 +94,7 @@ def preview(store: Store, settings: Settings) -> Preview:
         tokens_trained=tokens.total() * config.epochs,
         candidates=tuple(candidates),
         left_out={**waiting.left_out, **selection.left_out},
+        inexact=store.inexact(waiting),
         not_scored={state: number for state, number in states.items() if state != TrajectoryState.SCORED},
         trained_before=trained_before,
         unsettled_job=None if job is None else f"{job.job_id} ({job.state.value})",

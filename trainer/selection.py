@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from mosaic.credit import (
     CreditSettings,
+    DropReason,
     GroupCredit,
     GroupStatistics,
     TrajectoryCredit,
@@ -13,12 +14,15 @@ from mosaic.credit import (
     group_input,
     rule_settings,
 )
-from mosaic.errors import SettingsError
+from mosaic.errors import NothingToTrain, SettingsError
 from mosaic.records import Group
 from mosaic.settings import TrainConfig
 from trainer.contributions import Contributions
 from trainer.sequences import Credit, Sequence, build_sequences
 from trainer.staleness import Staleness, settle
+
+KINDS = {"group": "groups", "trajectory": "trajectories", "call": "calls", "token": "tokens"}
+"""How a reason begins -> what it counts; `held_out` counts trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,32 @@ class Selection:
     def groups_trained(self) -> int:
         """Groups with at least one trajectory that is trained."""
         return sum(any(t.trajectory_id in self.trained for t in credit.trajectories) for credit in self.credits)
+
+
+def told(left_out: Mapping[str, int]) -> str:
+    """What is left out, in words: of each kind (groups, trajectories, calls, tokens) how many, and why."""
+    kinds: dict[str, list[str]] = {}
+    for reason, number in left_out.items():
+        kind, _, why = reason.partition("_")
+        if kind not in KINDS:
+            kind, why = "trajectory", reason
+        kinds.setdefault(KINDS[kind], []).append(f"{number} {why}")
+    return "; ".join(f"{kind}: {', '.join(reasons)}" for kind, reasons in kinds.items())
+
+
+def nothing(left_out: Mapping[str, int], inexact: Mapping[str, int]) -> NothingToTrain:
+    """The error of a job without anything to learn from. `inexact`: why calls that it looked at cannot be trained."""
+    calls = {f"call_{reason}": number for reason, number in inexact.items()}
+    step = "Score attempts of one task with different outcomes; see `mosaic train --dry-run`."
+    without = f"trajectory_{DropReason.NO_TOKENS}" in left_out
+    if without and "other_weights" in inexact:
+        step = "`mosaic doctor` says which engine serves other weights than the live ones."
+    elif without and inexact:
+        step = "`mosaic doctor` says why calls cannot be trained."
+    elif not left_out:
+        step = "Score attempts with `mosaic reward` or [score]; see `mosaic train --dry-run`."
+    why = told({**left_out, **calls}) or "nothing is scored"
+    return NothingToTrain(f"there is nothing to learn from ({why}).", step)
 
 
 def choose(

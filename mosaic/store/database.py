@@ -7,7 +7,7 @@ numbers rise in the order of commits, which lineage relies on. Readers get a sna
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,12 @@ HEAD = "0005"
 
 
 class Database:
-    """A database in this code's schema. Raises `StoreError` when it cannot be opened or has another schema."""
+    """A database in this code's schema. Raises `StoreError` when it cannot be opened or has another schema.
 
-    def __init__(self, url: str) -> None:
+    With `create=False`, which is for all that only reads or changes what is there, no SQLite file is made.
+    """
+
+    def __init__(self, url: str, *, create: bool = True) -> None:
         parsed = _parse(url)
         self.shown_url = shown_url(url)
         self.engine = _engine(parsed)
@@ -48,10 +51,16 @@ class Database:
         self._file = Path(str(parsed.database)) if parsed.get_backend_name() == "sqlite" else None
         self._identity: tuple[int, int] | None = None
         self._replaced = False
+        self._may_create = create
         self._open()
 
     def _open(self) -> None:
         """Create the tables where there are none. Raises `StoreError`."""
+        if self._file is not None and not self._may_create and not self._file.exists():
+            raise StoreError(
+                f"there is no database at {self._file.absolute()}.",
+                "`mosaic serve` makes it; --database, or mosaic.toml in the folder where you are, names another.",
+            )
         try:
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +150,11 @@ def upgrade(url: str) -> tuple[str | None, str]:
     """Bring a database to this code's schema; returns its revision before and after. Raises `StoreError`."""
     from mosaic.store import migrations
 
-    engine = _engine(_parse(url))
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        with suppress(OSError):  # SQLite says it better
+            Path(str(parsed.database)).parent.mkdir(parents=True, exist_ok=True)
+    engine = _engine(parsed)
     try:
         with _refusals(), engine.connect() as connection:
             if engine.dialect.name == "sqlite":

@@ -114,6 +114,11 @@ def end(
     keep_metrics(connection, job_id, metrics)
 
 
+def skip(connection: Connection, job_id: str, why: str) -> None:
+    """Close a job that found nothing to learn from: no failure, and nothing that the webhook is told."""
+    change(connection, job_id, state=JobState.SKIPPED.value, error=why, ended_at=time.time())
+
+
 def unannounced(connection: Connection) -> list[tuple[str, Job]]:
     """Jobs of whose end the webhook is still to be told, oldest first, with what to say."""
     query = select(JobRow.__table__).where(JobRow.announce.is_not(None)).order_by(JobRow.ended_at)

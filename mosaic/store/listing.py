@@ -1,5 +1,6 @@
 """Lists of trajectories: what a table, the API and a training job look at before they read any trajectory in full."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVarTuple
@@ -8,6 +9,7 @@ from sqlalchemy import Connection, Select, func, select
 
 from mosaic.records import TrajectoryState
 from mosaic.store.models import CallRow, SessionRow, TaskRow, TrajectoryRow
+from mosaic.store.reading import batched
 
 Columns = TypeVarTuple("Columns")
 HELD_OUT = "held-out-"
@@ -87,6 +89,20 @@ def fidelity(connection: Connection, ids: Sequence[str]) -> dict[str, dict[str, 
     found: dict[str, dict[str, int]] = {}
     for trajectory_id, kind, reason, number in connection.execute(query):
         found.setdefault(trajectory_id, {})[str(kind) if reason is None else f"{kind}: {reason}"] = number
+    return found
+
+
+def inexact(connection: Connection, ids: Sequence[str]) -> Counter[str]:
+    """Why calls of the task in these trajectories cannot be trained -> how many."""
+    found: Counter[str] = Counter()
+    for some in batched(ids):
+        query = select(CallRow.inexact_reason, func.count()).where(
+            CallRow.trajectory_id.in_(some), CallRow.auxiliary.is_(None), ~CallRow.exact
+        )
+        for reason, number in connection.execute(
+            query.group_by(CallRow.inexact_reason).order_by(CallRow.inexact_reason)
+        ):
+            found[reason or "unknown"] += number
     return found
 
 

@@ -5,6 +5,7 @@ may be called from any thread, `record` from one at a time.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,11 @@ from mosaic.capture import CapturedCall
 from mosaic.errors import RequestError, StoreError
 from mosaic.lineage import Harness, Placement
 from mosaic.records import Call, Group, Message, Trajectory, TrajectoryState
-from mosaic.store import explaining, listing, rewards
+from mosaic.store import explaining, listing, rewards, shortened
 from mosaic.store.database import Database
 from mosaic.store.explaining import Certificate, Unlinked
 from mosaic.store.listing import Filter, ScoredTrajectory, TrajectorySummary, Waiting
-from mosaic.store.models import CounterRow, LinkRow, RewardRow, SessionRow
+from mosaic.store.models import CallRow, CounterRow, LinkRow, RewardRow, SessionRow, TrajectoryRow
 from mosaic.store.reading import read_conversation, read_sampled, read_trajectories, read_trajectory
 from mosaic.store.recording import Recording
 from mosaic.store.rewards import Reward, RewardOutcome
@@ -31,10 +32,20 @@ REWARD_WINDOW_S = 7 * 24 * 3600.0
 
 
 class Store(TrainingStore):
-    """All of Mosaic's memory behind one database URL. Raises `StoreError` when it cannot be used."""
+    """All of Mosaic's memory behind one database URL. Raises `StoreError` when it cannot be used.
 
-    def __init__(self, url: str, reward_window_s: float = REWARD_WINDOW_S, harnesses: Sequence[Harness] = ()) -> None:
-        super().__init__(Database(url))
+    With `create=False`, which is for all that only reads or changes what is there, no SQLite file is made.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        reward_window_s: float = REWARD_WINDOW_S,
+        harnesses: Sequence[Harness] = (),
+        *,
+        create: bool = True,
+    ) -> None:
+        super().__init__(Database(url, create=create))
         self.engine = self.database.engine
         self._reward_window_s = reward_window_s
         self._recording = Recording(harnesses)
@@ -137,6 +148,16 @@ class Store(TrainingStore):
 
     # trajectories
 
+    def whole_trajectory_id(self, given: str) -> str:
+        """The id that is meant by one which a narrow terminal has shortened (`shortened`). Raises `RequestError`."""
+        with self.database.reading() as connection:
+            return shortened.whole(connection, TrajectoryRow.trajectory_id, given)
+
+    def whole_call_id(self, given: str) -> str:
+        """As `whole_trajectory_id`, for a call."""
+        with self.database.reading() as connection:
+            return shortened.whole(connection, CallRow.call_id, given)
+
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """One trajectory with its sessions and calls. Raises `RequestError` (404) when there is none."""
         with self.database.reading() as connection:
@@ -228,6 +249,11 @@ class Store(TrainingStore):
         since = None if max_age_s is None else time.time() - max_age_s
         with self.database.reading() as connection:
             return listing.waiting(connection, Filter(like, task, oldest_version, since), limit)
+
+    def inexact(self, waiting: Waiting) -> Counter[str]:
+        """Why calls of these trajectories cannot be trained -> how many."""
+        with self.database.reading() as connection:
+            return listing.inexact(connection, [i for ids in waiting.groups.values() for i in ids])
 
     def unscored(self, like: str | None = None, task: str | None = None, limit: int | None = None) -> list[str]:
         """Ids of closed trajectories that nobody has scored, the oldest first."""

@@ -92,6 +92,11 @@ class TrainingStore:
         with self.database.writing() as connection:
             jobs.end(connection, job_id, error, metrics or {})
 
+    def skip_job(self, job_id: str, why: str) -> None:
+        """Close a job as `skipped`: there was nothing to learn from, for this reason."""
+        with self.database.writing() as connection:
+            jobs.skip(connection, job_id, why)
+
     def finish_training(
         self,
         job_id: str,

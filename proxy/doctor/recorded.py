@@ -31,7 +31,6 @@ LOUD = {
     "exact_mode_fallbacks": "Calls whose prompt is not what was sampled before, by reason; see docs/fidelity.md.",
     "unlinked_sessions": "Sessions that not enough evidence links to another; see `mosaic unlinked`.",
     "late_rewards": "Rewards that came after the trajectory was settled; see reward_window_s.",
-    "left_out_of_training": "What training jobs left out, by reason.",
     "failed_trajectories": "Attempts whose infrastructure failed; they are not trained.",
     "truncated_trajectories": "Attempts that were cut short; they are not trained.",
     "scorer_failures": "Trajectories that a scorer failed on; they stay closed. See `mosaic score --dry-run`.",

@@ -42,7 +42,7 @@ def database(subject: Subject) -> Iterator[Finding]:
 
 def _not_there(shown: str, file: Path | None) -> Iterator[Finding]:
     if file is None or _writable(file.parent):
-        yield note(f"there is no database {shown} yet", "", "The first command that needs it makes it.")
+        yield note(f"there is no database {shown} yet", "", "`mosaic serve` makes it.")
     else:
         step = "Set database to a file in a folder that this user may write to."
         yield wrong(

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mosaic.records import JobState
+from mosaic.store import Store
+from mosaic.store.jobs import Job
 from mosaic.store.policies import PolicyVersion
+from mosaic.terminal import counted
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
 
 LEASE = "training"
+ENDS = (JobState.PUBLISHED, JobState.FAILED, JobState.SKIPPED)
+LEFT_OUT = "left_out_"
+"""How the figures of a job begin that say what it did not train."""
 LATEST = 20
 """Jobs that are looked at, the newest first."""
 
@@ -27,17 +33,33 @@ def jobs(subject: Subject) -> Iterator[Finding]:
             what = f"{left.job_id} was left {left.state.value}, and nobody works on it"
             step = "The next `mosaic train` takes it up; `mosaic train --fresh` gives it up."
             yield warning(what, "Its trajectories are not trained until then.", step)
-    ended = [job for job in subject.store.jobs(LATEST) if job.state in (JobState.PUBLISHED, JobState.FAILED)]
+    latest = [job for job in subject.store.jobs(LATEST) if job.state in ENDS]
+    if latest and latest[0].state is JobState.SKIPPED:
+        what = f"the newest job, {latest[0].job_id}, was skipped"
+        yield note(what, latest[0].error or "", "`mosaic train --dry-run` says what one would train now.")
+    ended = [job for job in latest if job.state is not JobState.SKIPPED]
     failed = sum(job.state is JobState.FAILED for job in ended)
-    if not ended:
+    if not latest:
         yield note("no job has ended yet", "", "`mosaic train --dry-run` says what one would train.")
+    elif not ended:
+        return
     elif ended[0].state is JobState.FAILED:
         why = "The policy does not learn until jobs end well."
-        what = f"the newest job, {ended[0].job_id}, failed: {ended[0].error or 'it does not say why'}"
+        said = ended[0].error or "it does not say why"
+        what = f"the newest job that had something to learn from, {ended[0].job_id}, failed: {said}"
         yield wrong(what, why, "Do what it says, then `mosaic train`.")
     else:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(ended[0].ended_at or ended[0].created_at))
-        yield ok(f"the newest job was published {when}; {failed} of the last {len(ended)} failed")
+        yield ok(f"the newest weights were published {when}; {failed} of the last {counted(len(ended), 'job')} failed")
+        yield from _left_out(subject.store, ended[0])
+
+
+def _left_out(store: Store, job: Job) -> Iterator[Finding]:
+    """What the job did not train, by reason. Older jobs' figures would count the same trajectories again."""
+    figures = store.job_metrics(job.job_id).items()
+    reasons = [f"{number:g} {name.removeprefix(LEFT_OUT)}" for name, number in figures if name.startswith(LEFT_OUT)]
+    if reasons:
+        yield note(f"the newest weights were trained without {', '.join(reasons)}", "", "See docs/training.md.")
 
 
 def policy(subject: Subject) -> Iterator[Finding]:

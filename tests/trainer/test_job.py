@@ -12,6 +12,7 @@ from mosaic.credit import rule_settings
 from mosaic.errors import EngineError, NothingToTrain, SettingsError
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
+from mosaic.store.jobs import unannounced
 from tests.lineage.test_lineage import compaction, spawns
 from tests.playbook import Recording
 from trainer.job import run_job
@@ -74,16 +75,21 @@ def test_what_is_stale_or_without_contrast_is_left_out_and_counted(store: Store)
     assert (fresh.sequences, fresh.left_out) == ([], {"group_no_contrast": 1})
 
 
-def test_a_job_with_nothing_to_learn_from_says_why_and_is_marked_failed(store: Store, model: Path) -> None:
+def test_a_job_with_nothing_to_learn_from_says_why_and_counts_as_skipped(store: Store, model: Path) -> None:
     attempts(store, {"a": 1, "b": 1})
     settings = Settings(train=TrainConfig(model=model, credit="broadcast"))
-    with pytest.raises(NothingToTrain, match="1 group_no_contrast"):
+    with pytest.raises(NothingToTrain, match=r"\(groups: 1 no_contrast\)"):
         run_job(store, settings)
     assert store.counters()["left_out_of_training"] == {"group_no_contrast": 1}
     with store.engine.connect() as connection:
         state, error = connection.execute(text("select state, error from jobs")).one()
-    assert state == "failed"
-    assert "NothingToTrain" in error
+    (job,) = store.jobs()
+    assert (state, error.startswith("there is nothing to learn from")) == ("skipped", True)
+    assert job.ended_at is not None
+    assert store.job_metrics(job.job_id) == {"left_out_group_no_contrast": 1}
+    with store.database.reading() as connection:
+        assert unannounced(connection) == []
+    assert store.unsettled_job() is None
     assert {t.state for t in store.trajectories()} == {"scored"}
 
 

@@ -1,6 +1,7 @@
 """Which weights are live: several replicas in one state, the gate, going back, and holding a version."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -326,6 +327,23 @@ def test_an_adapter_needs_the_name_under_which_it_is_served(
     assert place.served == {(report.job_id, "1", False)}
     assert link.resolve().name == report.job_id
     assert model_dir.name == "policy"
+
+
+def test_one_version_is_live_and_earlier_ones_were_and_dates_and_figures_are_readable(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    job = store.start_job({})
+    for number in (1, 2):
+        store.version_live(store.new_version(f"/v{number}", job if number == 1 else None))
+    figures = {"tokens_trained": 1234567.0, "train_seconds": 36.81234567, "loss": -1.23456789e-05}
+    store.finish_training(job, 1, {}, {}, {"gap_mean": 0.012345678, "version": 1}, metrics=figures)
+    flags = ["--database", f"sqlite:///{tmp_path}/mosaic.db"]
+    lines = CliRunner().invoke(app, ["list", *flags]).stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["2", "live"], ["1", "was"]]
+    text = CliRunner().invoke(app, ["show", "1", *flags]).stdout
+    assert re.search(r"state +was live *$", text, re.MULTILINE)
+    assert re.search(r"live_at +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d *$", text, re.MULTILINE)
+    for figure in ("0.01235", "1234567", "36.81", "-1.235e-05"):
+        assert re.search(rf" {re.escape(figure)} *$", text, re.MULTILINE)
 
 
 def test_a_first_adapter_comes_with_the_link_that_the_engine_is_to_read(model_dir: Path, tmp_path: Path) -> None:

@@ -2,22 +2,25 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from mosaic.errors import NothingToTrain
+from mosaic.errors import NothingToTrain, SettingsError
 from mosaic.records import TrajectoryState
 from mosaic.settings import ScoreConfig, Settings, TrainConfig
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording, assistant, user
 from tests.trainer.test_job import attempts
-from trainer.commands import _say, train
+from trainer.commands import _say, _show, train
+from trainer.job import JobReport
 from trainer.preview import preview
-from trainer.round import StepReport
+from trainer.publish import PublishReport
+from trainer.round import StepReport, TrainReport
 
 
 @pytest.fixture
@@ -115,10 +118,49 @@ def test_what_is_not_trained_is_said_in_a_line_for_each_kind(store: Store, app: 
     done = CliRunner().invoke(app, [*flags, f"sqlite:///{tmp_path}/mosaic.db"])
     said = [line for line in done.stdout.splitlines() if line.startswith(("left out", "not scored", "trained"))]
     assert said == [
-        "left out: 1 group_too_few_to_compare, 1 group_no_contrast",
+        "left out: groups: 1 too_few_to_compare, 1 no_contrast",
         "not scored: 1 failed, 1 open",
         "trained by earlier jobs: 1",
     ]
+
+
+def test_calls_that_cannot_be_trained_are_named_with_their_reasons_and_the_doctor(
+    store: Store, app: typer.Typer, tmp_path: Path
+) -> None:
+    for name, reward in (("a", 1), ("b", 0)):
+        calls = [replace(call, inexact_reason="other_weights") for call in compaction(Recording(name))]
+        store.record([replace(calls[0], inexact_reason="call_aborted"), *calls[1:]])
+        store.reward(name, reward, "test")
+    total = len(calls) - 1
+    done = CliRunner().invoke(app, ["--dry-run", "--database", f"sqlite:///{tmp_path}/mosaic.db"])
+    assert f"calls that cannot be trained: 2 call_aborted, {2 * total} other_weights" in done.stdout
+    assert str(done.exception) == (
+        f"there is nothing to learn from (trajectories: 2 no_trainable_tokens; groups: 1 too_few_to_compare; "
+        f"calls: 2 call_aborted, {2 * total} other_weights). "
+        "`mosaic doctor` says which engine serves other weights than the live ones."
+    )
+    assert {c.reason for c in preview(store, Settings()).candidates} == {"trajectory_no_trainable_tokens"}
+
+
+@pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--model", "/nowhere", "--dry-run"]])
+def test_a_checkpoint_that_is_not_there_is_said_before_anything_else(
+    store: Store, app: typer.Typer, tmp_path: Path, flags: list[str]
+) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    done = CliRunner().invoke(app, [*flags, "--database", f"sqlite:///{tmp_path}/mosaic.db"])
+    assert isinstance(done.exception, SettingsError)
+    assert "/nowhere holds no checkpoint" in str(done.exception)
+    assert done.output == ""
+
+
+def test_the_last_line_of_a_job_says_sequences_and_that_the_time_is_the_training_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trained = TrainReport(*(0.1, 1.0, 1.0, 0.0, 0.5, 1e-6, 1e-5), 100, 200, 0.1, 33, 2, 1, 36.8, Path("x"), None)
+    published = PublishReport(4, 1e-6, 1e-5, 0.1, 0.2, 0.03, 1.0)
+    _show(JobReport("job-1", 4, 1, 2, {}, trained, published, None))
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert "2 trajectories of 1 group, 33 sequences, 100 tokens, 1 step; training alone took 36.8 s;" in first
 
 
 @pytest.mark.parametrize(("loss", "said"), [(-1.234e-5, "-1.23e-05"), (-0.0, "0"), (0.5, "0.5"), (1.23456, "1.23")])

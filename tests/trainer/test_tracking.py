@@ -1,6 +1,7 @@
 """What jobs measured, written where it is asked for, and read back with each tracker's own reader."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,10 @@ def test_figures_say_what_was_chosen_left_out_trained_and_published(make_sequenc
     trained = TrainReport(*(0.1, 1.0, 1.0, 0.0, 0.5, 1e-6, 1e-5), 100, 200, 0.1, 2, 2, 1, 4.0, Path("x"), None)
     published = PublishReport(4, 1e-6, 1e-5, 0.1, 0.2, 0.03, 1.0)
     found = job_figures(chosen, {"group_no_contrast": 2}, trained, published)
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    table = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    assert {name for name in found if not name.startswith("left_out_")} - named == set()
     assert found["tokens_trained_per_s"] == 25
     assert found["left_out_group_no_contrast"] == 2
     assert found["publish_pause_seconds"] == pytest.approx(0.03)

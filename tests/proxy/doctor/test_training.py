@@ -23,6 +23,24 @@ def test_the_newest_job_failed(settings: Settings, store: Store) -> None:
     only(found(settings, "jobs"), Level.WRONG, "failed: the engine died", step="mosaic train")
 
 
+def test_a_job_with_nothing_to_learn_from_is_no_failure_and_left_out_figures_are_the_newest_jobs(
+    settings: Settings, store: Store
+) -> None:
+    for number in (3.0, 2.0):
+        store.end_job(store.start_job({}), None, {"left_out_group_no_contrast": number, "loss": 0.5})
+    store.skip_job(store.start_job({}), "there is nothing to learn from (groups: 1 no_contrast).")
+    skipped, ended, left_out = found(settings, "jobs")
+    assert [one.level for one in (skipped, ended, left_out)] == [Level.NOTE, Level.OK, Level.NOTE]
+    assert "groups: 1 no_contrast" in skipped.why
+    assert ended.what.endswith("0 of the last 2 jobs failed")
+    assert left_out.what.endswith("without 2 group_no_contrast")
+
+
+def test_a_first_job_that_was_skipped_is_a_note(settings: Settings, store: Store) -> None:
+    store.skip_job(store.start_job({}), "there is nothing to learn from.")
+    only(found(settings, "jobs"), Level.NOTE, "was skipped", step="--dry-run")
+
+
 def test_a_job_that_was_left_where_it_died(settings: Settings, store: Store) -> None:
     store.end_job(store.start_job({}), None)
     store.start_job({})

@@ -143,6 +143,14 @@ def test_jobs_have_the_figures_of_the_command_and_those_of_another_release_are_l
     assert re.search(rf"{older} published v\d+( –){{7}} ", page.text)
 
 
+def test_one_version_is_live_and_a_skipped_job_is_shown_calmly(visitor: Visitor) -> None:
+    visitor.store.version_live(visitor.store.new_version("/newer", None))
+    visitor.store.skip_job(visitor.store.start_job({}), "nothing to learn from here")
+    page = visitor.client.get("/ui/training").text
+    assert re.findall(r'version-[a-z-]+"></i>([a-z ]+)<', page) == ["live", "was live"]
+    assert re.search('class="muted">nothing to learn from here', page)
+
+
 def test_training_draws_what_was_measured(visitor: Visitor) -> None:
     page = visitor.see("training")
     assert "Reward and success" in page.text
