@@ -48,7 +48,7 @@ def show(
             }
         )
         return
-    print_tree(_tree(found, links, store.inexact(trajectory) if calls else None))
+    print_tree(_tree(found, links, store.inexact_calls(trajectory) if calls else None))
     if made:
         typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
     typer.echo(_certified(certified))

@@ -294,7 +294,7 @@ def _credited(work: _Work, selection: Selection, figures: Mapping[str, float]) -
     skipped = {f"left_out_{reason}": float(number) for reason, number in left_out.items()}
     if not selection.sequences:
         work.reached(work.job.state, metrics=skipped)
-        raise nothing(left_out, work.store.inexact(Waiting(chosen["groups"], {})))
+        raise nothing(left_out, work.store.inexact_reasons(Waiting(chosen["groups"], {})))
     probe = max(selection.sequences, key=lambda s: len(s.ids_L)).ids_L[:MAX_PROBE]
     advantages = {s.session_id: s.advantage for c in selection.credits for t in c.trajectories for s in t.sessions}
     credited = {

@@ -221,7 +221,7 @@ class Store(TrainingStore):
         with self.database.reading() as connection:
             return explaining.explain(connection, call_id)
 
-    def inexact(self, trajectory_id: str) -> dict[str, Mapping[str, Any]]:
+    def inexact_calls(self, trajectory_id: str) -> dict[str, Mapping[str, Any]]:
         """How those calls of a trajectory ended that cannot be trained, by call id."""
         with self.database.reading() as connection:
             return explaining.inexact(connection, trajectory_id)
@@ -250,7 +250,7 @@ class Store(TrainingStore):
         with self.database.reading() as connection:
             return listing.waiting(connection, Filter(like, task, oldest_version, since), limit)
 
-    def inexact(self, waiting: Waiting) -> Counter[str]:
+    def inexact_reasons(self, waiting: Waiting) -> Counter[str]:
         """Why calls of these trajectories cannot be trained -> how many."""
         with self.database.reading() as connection:
             return listing.inexact(connection, [i for ids in waiting.groups.values() for i in ids])

@@ -83,7 +83,7 @@ class Axis:
             else:
                 busy.append([start, max(start, end)])
         self.busy_s = sum(end - start for start, end in busy)
-        longest = GAP * (self.busy_s or 1.0)
+        longest = GAP * _at_least(self.busy_s)
         self._times: list[float] = []
         self._places: list[float] = []
         at = 0.0
@@ -93,7 +93,7 @@ class Axis:
             self._times += [start, end]
             self._places += [at, at + end - start]
             at += end - start
-        self._whole = at or 1.0
+        self._whole = _at_least(at)
 
     def x(self, when: float) -> float:
         """Where a time stands, 0 to `WIDTH`."""
@@ -106,6 +106,11 @@ class Axis:
         p0, p1 = self._places[right - 1], self._places[right]
         share = (when - t0) / (t1 - t0) if t1 > t0 else 0.0
         return WIDTH * (p0 + share * (p1 - p0)) / self._whole
+
+
+def _at_least(seconds: float) -> float:
+    """A second where there is as good as no time, which cannot be divided by."""
+    return seconds if seconds > 1e-6 else 1.0
 
 
 def trajectory_view(sessions: Sequence[SessionLine], calls: Sequence[CallLine]) -> TrajectoryView:

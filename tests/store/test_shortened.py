@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mosaic.errors import RequestError
 from mosaic.store import Store
-from mosaic.terminal import _shortened
+from mosaic.terminal import shortened
 from tests.playbook import Recording, assistant, user
 
 NAMES = (
@@ -36,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @given(name=st.sampled_from(NAMES), width=st.integers(4, 24))
 def test_what_a_table_shows_finds_its_trajectory_or_says_which_it_may_be(store: Store, name: str, width: int) -> None:
-    shown = _shortened(name, width)
+    shown = shortened(name, width)
     assert name in _meant(store, shown)
 
 
