@@ -155,7 +155,7 @@ def test_training_draws_what_was_measured(visitor: Visitor) -> None:
     page = visitor.see("training")
     assert "Reward and success" in page.text
     drawn = visitor.client.get("/ui/training.json").json()
-    assert [version for _, version in drawn["markers"]] == [1]
+    assert [version for _, version in drawn["markers"]] == [1, 2]
     assert all(len({len(column) for column in plot["columns"]}) == 1 for plot in drawn["plots"])
 
 
