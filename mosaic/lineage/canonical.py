@@ -56,7 +56,7 @@ class Item:
         return ((name, collapse(text)) for name, text in _strings("", self.arguments))
 
 
-MAX_KEPT = 8 * 2**20
+MAX_KEPT = 4 * 2**20
 """Characters of texts whose items are remembered."""
 
 
