@@ -31,6 +31,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_ERROR = 500
 """Bytes of an error answer that are kept with the call."""
+NOT_REACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+"""An engine that does not listen, or is too busy to take a connection within `connect_timeout_s`."""
 CODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
 """Content codings that are taken off on the way."""
 OVERFLOW = ("maximum context length", "longer than the maximum model length", "context length exceeded")
@@ -126,14 +128,14 @@ class Relay:
                     exchange.opened.sent,
                     exchange.headers,
                 )
-            except aiohttp.ClientConnectorError:  # nothing was sent: trying again repeats nothing
+            except NOT_REACHED:  # nothing was sent: trying again repeats nothing
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(RETRY_S)
 
     async def _failed(self, exchange: Exchange, client: "_Client", error: Exception) -> None:
         exchange.ended(CallStatus.FAILED, f"engine: {error or type(error).__name__}")
-        unreachable = isinstance(error, aiohttp.ClientConnectorError)
+        unreachable = isinstance(error, NOT_REACHED)
         if not client.started:
             exchange.http_status = 503 if unreachable else 502
         await self._record(exchange)

@@ -1,6 +1,8 @@
 """Calls that wait for an engine that is away, and what their clients get when it comes, or does not."""
 
 import asyncio
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -92,3 +94,21 @@ async def test_an_error_ends_a_stream_that_a_keep_alive_began_while_the_call_was
     assert began.is_set()
     assert status == 200
     assert "cannot connect" in said.lower()
+
+
+async def test_a_call_waits_for_an_engine_that_is_too_busy_to_take_connections(tmp_path: Path) -> None:
+    settings = await settings_before_nobody(tmp_path, connect_timeout_s=0.2, policy_model="policy")
+    port = urlsplit(settings.upstream).port or 0
+    with socket.create_server(("127.0.0.1", port), backlog=0) as busy, ExitStack() as waiting:
+        for _ in range(3):  # more than its queue holds
+            connection = waiting.enter_context(socket.socket())
+            connection.setblocking(False)
+            connection.connect_ex(busy.getsockname())
+        async with serving(settings) as url:
+            asking = asyncio.ensure_future(ask(url))
+            await asyncio.sleep(0.7)  # some connections were given up
+            assert not asking.done()
+            waiting.close()
+            busy.close()
+            async with ScriptedEngine(lambda _: Turn("Hi")).serve(port):
+                assert (await asking)[0] == 200
