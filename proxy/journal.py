@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,7 +186,7 @@ class Journal:
         durable: asyncio.Future[bool] = loop.create_future()
         if self._closed:
             self.flush()
-            durable.set_result(file in self._files and not file.torn and self._sync_here([file]))
+            durable.set_result(file in self._files and self._sync_here([file]))
             return durable
         file.syncing += 1
         self._waiting.append((file, durable))
@@ -204,10 +204,10 @@ class Journal:
         self.retry()
         self._disk.close()
         waiting, self._waiting = self._waiting, []
-        synced = self._sync_here({file for file, _ in waiting if not file.torn})
-        for file, durable in waiting:
+        synced = self._sync_here({file for file, _ in waiting})
+        for _, durable in waiting:
             if not durable.done():
-                durable.set_result(synced and not file.torn)
+                durable.set_result(synced)
         for file in self._files:
             os.close(file.descriptor)
         self._files, self._closed = [], True
@@ -226,6 +226,8 @@ class Journal:
 
     def _sync(self) -> None:
         """One fsync for all that wait; those that come meanwhile wait for the next."""
+        if self._closed:  # those that waited for this have been told
+            return
         self.flush()
         waiting, self._waiting = self._waiting, []
         descriptors = list({file.descriptor for file, _ in waiting if not file.torn})
@@ -245,14 +247,12 @@ class Journal:
         if self._waiting:
             self._sync()
 
-    def _sync_here(self, files: Iterable[File]) -> bool:
-        try:
-            for file in files:
-                os.fdatasync(file.descriptor)
-        except OSError as error:
+    def _sync_here(self, files: Collection[File]) -> bool:
+        """Whether all of them are on disk now."""
+        error = _synced_to_disk([file.descriptor for file in files if not file.torn])
+        if error is not None:
             self._failed(error)
-            return False
-        return True
+        return error is None and not any(file.torn for file in files)
 
     def _current(self) -> File | None:
         """The file that takes calls that begin; None when the disk refuses one."""
@@ -285,6 +285,18 @@ def _write(file: File, data: bytes) -> None:
     file.size += written
 
 
+def _synced_to_disk(descriptors: Iterable[int]) -> OSError | None:
+    """Waits until all that was written to these files is on disk; what hinders it."""
+    try:
+        for descriptor in descriptors:
+            os.fdatasync(descriptor)
+            if os.fstat(descriptor).st_nlink == 0:
+                raise OSError(errno.ENOENT, "somebody has removed the journal's file")
+    except OSError as error:
+        return error
+    return None
+
+
 class _Disk:
     """One thread that waits for the disk: an executor would cost more than the fsync."""
 
@@ -307,12 +319,4 @@ class _Disk:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             descriptors, then = job
-            error = None
-            try:
-                for descriptor in descriptors:
-                    os.fdatasync(descriptor)
-                    if os.fstat(descriptor).st_nlink == 0:
-                        raise OSError(errno.ENOENT, "somebody has removed the journal's file")
-            except OSError as failure:
-                error = failure
-            then(error)
+            then(_synced_to_disk(descriptors))

@@ -19,7 +19,7 @@ import structlog
 from mosaic.errors import StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion, serves
+from mosaic.store.policies import PolicyVersion, live_of, serves
 from proxy.lookups import Lookups
 from proxy.upstream import Target, Upstream
 
@@ -131,8 +131,8 @@ class Weights:
 
     async def _why(self, target: Target) -> str | None:
         versions = await self._read()
-        newest = next((one for one in reversed(versions) if one.state == "live"), None)
-        if newest is None:
+        live = live_of(versions)
+        if live is None:
             return None
         said, root = await self._said(target.base)
         if serves(versions, said, root) is not False:
@@ -142,8 +142,8 @@ class Weights:
                 "the engine serves other weights than the live ones; its calls are recorded, but never trained",
                 engine=target.shown,
                 has=f"version {said}" if said is not None and said.isdecimal() else str(root),
-                version=newest.version,
-                next_step=f"restart it with --model {newest.path}",
+                version=live.version,
+                next_step=f"restart it with --model {live.path}",
             )
         return OTHER
 

@@ -95,13 +95,18 @@ def same_weights(found: Sequence[PolicyVersion], version: int) -> frozenset[int]
     return frozenset({first} | {one.version for one in found if original(found, one.version) == first})
 
 
+def live_of(found: Sequence[PolicyVersion]) -> PolicyVersion | None:
+    """The live one of all versions, oldest first; None while the engine has the weights that it started with."""
+    return next((one for one in reversed(found) if one.state == "live"), None)
+
+
 def serves(found: Sequence[PolicyVersion], said: str | None, root: Path | None) -> bool | None:
     """Whether an engine serves the live weights, or those that are being put live; None when it does not say enough.
 
     `said`: its `weight_version`, a number once it was given weights and a word of its own before that; None where it
     does not tell. `root`: the folder from which it says that it had the policy when it started.
     """
-    live = next((one for one in reversed(found) if one.state == "live"), None)
+    live = live_of(found)
     if live is None:
         return True
     coming = [one for one in found if one.version > live.version and one.state == "loading"]
