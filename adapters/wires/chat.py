@@ -20,6 +20,13 @@ from mosaic.records import IdArray
 
 DONE = b"[DONE]"
 _PROMPT_IDS = b'"prompt_token_ids":'
+# Quotes that nothing escapes are no part of a text: in valid JSON, these bytes are what they look like.
+_LOGPROBS = b'"logprobs":{"content":[{'
+_LAST_ENTRY = b'"top_logprobs":['
+_LISTS_END = b"]}]}"
+_OBJECT_IN_OBJECT = b'":{"'
+_CUT = "cut"
+_CUT_LOGPROBS = b'"logprobs":"cut"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +160,13 @@ class Shown:
         return without_data(event) + b"data: " + orjson.dumps(parsed) + b"\n\n"
 
     def _read(self, data: bytes) -> Any:
-        """What the engine says; its ids of the prompt, where they go no further, are not even read."""
+        """What the engine says; of what goes no further, most is not even read."""
         short = data if self._wanted.token_ids else _without_prompt_ids(data)
+        ids_cut = short is not data
+        short, cut = (short, 0) if self._wanted.logprobs else _without_logprobs(short)
         parsed = orjson.loads(short)
-        if short is not data and parsed.get("prompt_token_ids", "not here") is not None:
-            return orjson.loads(data)  # they stood in something else
+        if (ids_cut and parsed.get("prompt_token_ids", "not here") is not None) or cut != _count_cut(parsed):
+            return orjson.loads(data)  # what was cut stood in something else
         return parsed
 
     def _shown(self, parsed: Mapping[str, Any]) -> bool:
@@ -310,6 +319,25 @@ def _without_prompt_ids(data: bytes) -> bytes:
     if data.find(b"[", begin + 1, end) >= 0 or data.find(b'"', begin, end) >= 0:
         return data
     return data[:begin] + b"null" + data[end + 1 :]
+
+
+def _without_logprobs(data: bytes) -> tuple[bytes, int]:
+    """The same JSON with `_CUT` in the places of logprobs of the usual shape, and how many; unchanged where one has
+    another."""
+    parts: list[bytes] = []
+    begin = 0
+    while (name := data.find(_LOGPROBS, begin)) >= 0:
+        inside = name + len(_LOGPROBS)
+        end = data.find(_LISTS_END, inside)
+        if not data.endswith(_LAST_ENTRY, inside, end) or data.find(_OBJECT_IN_OBJECT, inside, end) >= 0:
+            return data, 0
+        parts.append(data[begin:name])
+        begin = end + len(_LISTS_END)
+    return (_CUT_LOGPROBS.join([*parts, data[begin:]]), len(parts)) if parts else (data, 0)
+
+
+def _count_cut(parsed: Mapping[str, Any]) -> int:
+    return [choice.get("logprobs") for choice in parsed.get("choices") or ()].count(_CUT)
 
 
 def _error_text(error: object) -> str:

@@ -1,4 +1,4 @@
-"""Taking the prompt's ids out of an answer unread gives what reading them and taking them out gives."""
+"""Taking ids and logprobs out of an answer unread gives what reading them and taking them out gives."""
 
 import json
 from typing import Any
@@ -33,3 +33,33 @@ def test_only_an_answers_own_prompt_ids_are_taken_out(spaced: bool, answer: dict
     assert orjson.loads(Shown(NOTHING, "call-1").whole(body)) == shown
     event = Shown(NOTHING, "call-1").event(b"data: " + body + b"\n\n")
     assert orjson.loads(event.removeprefix(b"data: ")) == shown
+
+
+TOKENS = st.sampled_from(["a", "]}", '"', '"logprobs":{"content":[{', ',"top_logprobs":[]}]}', "\\"])
+ENTRIES = st.fixed_dictionaries(
+    {"token": TOKENS, "logprob": st.floats(-9, 0), "bytes": st.none() | st.just([97]), "top_logprobs": st.just([])}
+)
+ODD = st.fixed_dictionaries({"top_logprobs": st.lists(ENTRIES, max_size=1), "token": TOKENS})
+LOGPROBS = st.none() | st.fixed_dictionaries(
+    {"content": st.none() | st.lists(ENTRIES | ODD, max_size=3)}, optional={"refusal": st.none()}
+)
+CHOICES = st.lists(
+    st.fixed_dictionaries(
+        {"message": st.fixed_dictionaries({"content": TOKENS}, optional={"logprobs": LOGPROBS})},
+        optional={"logprobs": LOGPROBS | st.just("cut"), "finish_reason": st.just("stop")},
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+@given(choices=CHOICES, beside=LOGPROBS)
+def test_only_the_choices_own_logprobs_are_taken_out(spaced: bool, choices: list[dict[str, Any]], beside: Any) -> None:
+    answer = {"x": {"logprobs": beside}, "choices": choices, "y": {"logprobs": beside}}
+    body = json.dumps(answer).encode() if spaced else orjson.dumps(answer)
+    shown = answer | {
+        "choices": [{name: None if name == "logprobs" else value for name, value in c.items()} for c in choices]
+    }
+    assert orjson.loads(Shown(NOTHING, "call-1").whole(body)) == shown
+    asked = Wanted(logprobs=True, token_ids=True, stream=False, stream_usage=False)
+    assert orjson.loads(Shown(asked, "call-1").whole(body)) == answer

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import caio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -217,3 +218,50 @@ async def test_calls_that_end_while_and_after_a_recorder_is_closed_are_kept(tmp_
     assert sorted(ended.values(), key=calls.index) == calls
     for file in files:
         file.close()
+
+
+@pytest.fixture(params=caio.variants_asyncio, ids=lambda module: module.__name__)
+def way_to_sync(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caio, "AsyncioContext", request.param.AsyncioContext)
+
+
+@pytest.mark.usefixtures("way_to_sync")
+async def test_all_calls_that_end_together_are_on_disk(tmp_path: Path) -> None:
+    calls = conversation(60)
+    journal = Journal(tmp_path)
+
+    async def ends(call: Trace, turns: int) -> bool:
+        entry = journal.begin(call.origin, call.body)
+        for when, piece in call.pieces:
+            journal.piece(entry, piece, when)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        file = journal.end(entry, call)
+        assert file is not None
+        return await journal.sync(file)
+
+    synced = await asyncio.gather(*(ends(call, at % 7) for at, call in enumerate(calls)))
+    file = JournalFile(files_in(tmp_path)[0])
+    assert all(synced)
+    assert {call.origin.call_id for call in file.ended(math.inf)} == {call.origin.call_id for call in calls}
+    journal.close()
+    file.close()
+
+
+@pytest.mark.usefixtures("way_to_sync")
+async def test_a_disk_that_refuses_to_sync_is_told_of(tmp_path: Path) -> None:
+    (call,) = conversation(1)
+    journal = Journal(tmp_path)
+    entry = journal.begin(call.origin, call.body)
+    assert entry is not None
+    out, into = os.pipe()
+    os.dup2(into, entry.file.descriptor)  # a pipe can be written to, and not be synced
+    file = journal.end(entry, call)
+    assert file is not None
+    assert not await journal.sync(file)
+    assert (file.torn, journal.failures) == (True, 1)
+    whole = journal.write(call)
+    assert whole not in (None, file)
+    journal.close()
+    for descriptor in (out, into):
+        os.close(descriptor)
