@@ -14,7 +14,7 @@ import numpy as np
 from sqlalchemy import Boolean, Float, Integer, LargeBinary
 
 from mosaic.capture import CallStatus
-from mosaic.records import IdArray, LogprobArray, SessionKind, TrajectoryState
+from mosaic.records import MAX_REWARD, IdArray, LogprobArray, SessionKind, TrajectoryState
 from mosaic.store.codec import digest
 from mosaic.store.models import (
     AdvantageRow,
@@ -219,7 +219,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def _check_content(record: Record) -> None:
-    """Messages and parameters are what their digests say: those of other trajectories are shared by them."""
+    """Messages and parameters are what their digests say: those of other trajectories are shared by them. Rewards are
+    such as can be given."""
     depths: dict[str | None, int] = {None: -1}
     for index, message in enumerate(record["messages"]):
         parent = message["parent_id"]
@@ -231,6 +232,11 @@ def _check_content(record: Record) -> None:
     for index, params in enumerate(record["params"]):
         if digest(params["body"].encode()) != params["params_id"]:
             raise ValueError(f"params[{index}].body is not the text that params_id names")
+    values = {"reward": record["reward"]}
+    values |= {f"rewards[{index}].value": reward["value"] for index, reward in enumerate(record["rewards"])}
+    for at, value in values.items():
+        if value is not None and abs(value) > MAX_REWARD:
+            raise ValueError(f"{at} is beyond {MAX_REWARD:,.0f}, and no reward may be")
 
 
 def _check_references(record: Record) -> None:

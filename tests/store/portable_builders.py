@@ -116,6 +116,7 @@ def three_lines(folder: Path) -> list[bytes]:
     source = Store(f"sqlite:///{folder}/three.db")
     for number in range(3):
         source.record([replace(c, started_at=c.started_at + number) for c in linear(Recording(f"run-{number}"))])
+        source.reward(f"run-{number}", 0.5, "test")
     export(source, folder / "three.jsonl")
     source.close()
     return (folder / "three.jsonl").read_bytes().splitlines(keepends=True)

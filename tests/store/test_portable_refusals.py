@@ -55,6 +55,8 @@ BROKEN = {
     "a prompt that keeps too much": (change("calls.1.choices.0.prompt_kept", 10**6), "put together"),
     "a call of another session": (change("calls.0.session_id", "s-nowhere"), "s-nowhere"),
     "an unknown message": (change("calls.0.message_id", "f" * 32), "f" * 32),
+    "a reward beyond what can be given": (change("reward", -1.1e6), "reward is beyond"),
+    "a reward in its history beyond that": (change("rewards.0.value", 2e6), r"rewards\[0\].value is beyond"),
     "two calls of one id": (lambda record: record["calls"].append(record["calls"][0]), "refused"),
 }
 
