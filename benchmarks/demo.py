@@ -45,6 +45,12 @@ def bars(summaries: list[dict[str, Any]]) -> dict[str, Bar]:
         "sessions_per_attempt_change": Bar(
             "sessions", "<= 0", "before", over(lambda s: s["after"]["sessions"] - s["before"]["sessions"])
         ),
+        "sessions_of_successes_change": Bar(
+            "sessions",
+            "<= 0",
+            "before",
+            over(lambda s: s["after"]["success_sessions"] - s["before"]["success_sessions"]),
+        ),
         "sessions_per_success_change": Bar(
             "sessions", "<= 0", "before", over(lambda s: _per_success(s["after"]) - _per_success(s["before"]))
         ),

@@ -80,6 +80,8 @@ class Upstream:
         """Engine -> (when to ask again, names of its models)."""
         self._heard = False
         """Whether any engine of the policy has answered."""
+        self._learn_at = 0.0
+        """When they may be asked for their names again while none has answered (monotonic)."""
         self._asking = asyncio.Lock()
         self.connections = 0
         """Connections that were opened so far."""
@@ -148,12 +150,15 @@ class Upstream:
         return self._heard or self._settings.policy_model is not None
 
     async def learn_names(self) -> None:
-        """Return once an engine of the policy has answered for the first time, or after `engine_wait_s`."""
+        """Return once an engine of the policy has answered for the first time, or after `engine_wait_s`. However many
+        calls wait, it is asked every `RETRY_S`."""
         deadline = time.monotonic() + self._settings.engine_wait_s
         while True:
-            for base in self._replicas:
-                if found := await self._ask(base):
-                    self._names[base] = time.monotonic() + NAMES_S, found
+            if time.monotonic() >= self._learn_at:
+                self._learn_at = time.monotonic() + RETRY_S
+                for base in self._replicas:
+                    if found := await self._ask(base):
+                        self._names[base] = time.monotonic() + NAMES_S, found
             if self._heard or time.monotonic() > deadline:
                 return
             await asyncio.sleep(RETRY_S)

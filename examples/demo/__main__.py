@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -147,11 +148,13 @@ class Stage:
         found = self.store.trajectories(limit=len(jobs), like=f"{name}-%")
         if len(found) != len(jobs):
             raise DemoError(f"{len(jobs)} attempts were made, but the store holds {len(found)}.")
+        succeeded = [t.sessions for t in found if t.reward == 1]
         return Batch(
             name=label,
             attempts=len(jobs),
             success=sum(rewards.values()) / len(rewards),
-            sessions=sum(t.sessions for t in found) / len(found),
+            sessions=fmean(t.sessions for t in found),
+            success_sessions=fmean(succeeded) if succeeded else None,
             compactions=sum(t.compactions for t in found),
             subagents=sum(t.spawns for t in found),
             calls=sum(t.calls for t in found),

@@ -21,6 +21,8 @@ class Batch:
     """Share of attempts with reward 1."""
     sessions: float
     """Mean sessions per trajectory."""
+    success_sessions: float | None
+    """The same over those that succeeded, which the rule is to make fewer; None without any."""
     compactions: int
     subagents: int
     calls: int
@@ -108,8 +110,9 @@ class Summary:
         gain = 100 * (self.after.success - self.before.success)
         console.print(
             f"Held-out success {self.before.success:.0%} -> {self.after.success:.0%} ({gain:+.0f} points), "
-            f"sessions per attempt {self.before.sessions:.2f} -> {self.after.sessions:.2f}, "
-            f"per success {self.before.sessions_per_success:.2f} -> {self.after.sessions_per_success:.2f}, "
+            f"sessions per attempt {self.before.sessions:.2f} -> {self.after.sessions:.2f} "
+            f"(of those that succeed {_mean(self.before.success_sessions)} -> {_mean(self.after.success_sessions)}), "
+            f"spent per success {self.before.sessions_per_success:.2f} -> {self.after.sessions_per_success:.2f}, "
             f"{self.total_s:.0f} s in all ({self.started_s:.0f} s to start)."
         )
 
@@ -119,6 +122,10 @@ _LEGEND = (
     "tries: attempts; sess.: sessions per attempt; comp., sub.: compactions and subagents inferred; "
     "tokens: trained; ver.: newest policy version among the calls; swap: how long generation stood still"
 )
+
+
+def _mean(sessions: float | None) -> str:
+    return "none" if sessions is None else f"{sessions:.2f}"
 
 
 def _row(batch: Batch, trained: Round | None) -> list[str]:

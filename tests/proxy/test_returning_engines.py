@@ -112,3 +112,19 @@ async def test_a_call_waits_for_an_engine_that_is_too_busy_to_take_connections(t
             busy.close()
             async with ScriptedEngine(lambda _: Turn("Hi")).serve(port):
                 assert (await asking)[0] == 200
+
+
+async def test_an_absent_engine_is_asked_as_often_for_many_calls_as_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def nobody(_: names.Upstream, base: str) -> tuple[str, ...]:
+        asked.append(base)
+        return ()
+
+    monkeypatch.setattr(names.Upstream, "_ask", nobody)
+    upstream = names.Upstream(await settings_before_nobody(tmp_path, engine_wait_s=3 * names.RETRY_S))
+    await asyncio.gather(*(upstream.learn_names() for _ in range(50)))
+    await upstream.close()
+    assert 2 <= len(asked) <= 6
