@@ -11,8 +11,12 @@ from mosaic.records import Call, Session, Trajectory, TrajectoryState
 from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.store.explaining import Certificate
+from mosaic.store.progress import task_texts
 from mosaic.terminal import DATABASE, JSON, TRAJECTORY, counted, how_ended, print_json, print_table, printable
 from mosaic.tree import Node, print_tree
+
+TASK_CHARACTERS = 120
+"""Of a task's text, before the tree of an attempt at it."""
 
 
 def show(
@@ -22,7 +26,7 @@ def show(
     as_json: bool = JSON,
     database: str | None = DATABASE,
 ) -> None:
-    """Show a trajectory's tree of sessions: kind, calls, tokens, score, reward, and what of it can be trained.
+    """Show a trajectory's task and tree of sessions: kind, calls, tokens, score, reward, and what of it can be trained.
 
     A session names its kind, what its calls sampled, how it ended and why it stands where it stands.
 
@@ -34,12 +38,15 @@ def show(
     trajectory = store.whole_trajectory_id(trajectory)
     found, links = store.trajectory(trajectory), store.links(trajectory)
     made, certified = store.fidelity(trajectory), store.certificate(trajectory)
+    with store.database.reading() as connection:
+        task = task_texts(connection, [found.task_key]).get(found.task_key)
     if as_json:
         ids = {s.session_id: [c.call_id for c in s.calls] for s in found.sessions}
         print_json(
             {
                 "trajectory_id": trajectory,
                 "task_key": found.task_key,
+                "task": task,
                 "reward": found.reward,
                 "state": found.state,
                 "sessions": [{**link, "calls": ids.get(link["session_id"], [])} for link in links],
@@ -48,7 +55,7 @@ def show(
             }
         )
         return
-    print_tree(_tree(found, links, store.inexact_calls(trajectory) if calls else None))
+    print_tree(_tree(found, task, links, store.inexact_calls(trajectory) if calls else None))
     if made:
         typer.echo(f"exact prefix mode: {', '.join(f'{number} {kind}' for kind, number in made.items())}")
     typer.echo(_certified(certified))
@@ -124,10 +131,17 @@ def certificate(
     typer.echo(_certified(found))
 
 
-def _tree(trajectory: Trajectory, links: list[dict[str, Any]], inexact: Mapping[str, Mapping[str, Any]] | None) -> Node:
-    """The trajectory with each session under its parent, and its calls if it is told how the inexact ones ended."""
+def _tree(
+    trajectory: Trajectory,
+    task: str | None,
+    links: list[dict[str, Any]],
+    inexact: Mapping[str, Mapping[str, Any]] | None,
+) -> Node:
+    """The trajectory with its task and each session under its parent, and its calls if it is told how the inexact ones
+    ended."""
     reward = "no reward yet" if trajectory.reward is None else f"reward {trajectory.reward:g}"
-    top = Node(f"{trajectory.trajectory_id}  {trajectory.state.value}, {reward}")
+    asked = " ".join((task or "").split())[:TASK_CHARACTERS]
+    top = Node(f"{trajectory.trajectory_id}  {trajectory.state.value}, {reward}", asked)
     nodes: dict[str | None, Node] = {}
     for session, link in zip(trajectory.sessions, links, strict=True):
         told = _session(session, link, over=trajectory.state is not TrajectoryState.OPEN)
