@@ -34,6 +34,8 @@ FILE_BYTES = 16 * 2**20
 """Size from which a new file is begun; the old one is let go when the last of its calls has ended."""
 FILES_BEHIND = 4
 """Files that the writer may be behind."""
+FSYNCS = 8
+"""More than are ever under way at once."""
 MAX_HELD_BYTES = 64 * 2**20
 """Bytes of calls that are held in memory while the disk refuses."""
 
@@ -346,6 +348,13 @@ class _Disk:
 def _context() -> AsyncioContextBase:
     """By io_uring where the kernel allows it, without its thread that polls; else by Linux's older interface, or by
     threads that need no interpreter."""
-    options = {"sqpoll": False} if caio.AsyncioContext.__module__ == "caio.linux_uring_asyncio" else {}
-    context: AsyncioContextBase = caio.AsyncioContext(**options)
-    return context
+    refused: Exception | None = None
+    for way in (caio.AsyncioContext, *(module.AsyncioContext for module in caio.variants_asyncio)):
+        polls = {"sqpoll": False} if way.__module__ == "caio.linux_uring_asyncio" else {}
+        try:
+            context: AsyncioContextBase = way(FSYNCS, **polls)
+        except (OSError, SystemError, MemoryError) as error:  # too few locked pages, contexts or descriptors
+            refused = error
+        else:
+            return context
+    raise OSError(f"no way to wait for the disk: {refused}")

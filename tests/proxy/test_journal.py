@@ -220,9 +220,13 @@ async def test_calls_that_end_while_and_after_a_recorder_is_closed_are_kept(tmp_
         file.close()
 
 
-@pytest.fixture(params=caio.variants_asyncio, ids=lambda module: module.__name__)
+def refused(*_: object, **__: object) -> None:
+    raise OSError("too few locked pages")
+
+
+@pytest.fixture(params=[*(m.AsyncioContext for m in caio.variants_asyncio), refused], ids=lambda way: way.__module__)
 def way_to_sync(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caio, "AsyncioContext", request.param.AsyncioContext)
+    monkeypatch.setattr(caio, "AsyncioContext", request.param)
 
 
 @pytest.mark.usefixtures("way_to_sync")
