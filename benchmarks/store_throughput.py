@@ -102,6 +102,7 @@ def throughput(seconds: float, rounds: int) -> Figures:
     runs: dict[str, list[Measured]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         targets = list(_targets(stack, Path(folder)))
+        ratios = _on_to_off({target.name: target for target in targets})  # first: PostgreSQL tidies up after a load
         for round_ in range(rounds):
             for clients in CLIENTS:
                 for kind in KINDS:
@@ -110,7 +111,6 @@ def throughput(seconds: float, rounds: int) -> Figures:
                         runs.setdefault(f"{target.name} {kind} {clients}", []).append(measured)
                         shown = " ".join(f"{figure}={value:.4g}" for figure, value in measured.items())
                         console.print(f"{round_} {target.name} {kind} {clients}: {shown}", soft_wrap=True)
-        ratios = _on_to_off({target.name: target for target in targets})
     return _throughput_bars(runs, ratios), {"seconds": seconds, "rounds": rounds, **_medians(runs)}
 
 
