@@ -19,7 +19,7 @@ import structlog
 
 from mosaic.errors import SettingsError
 from mosaic.settings import Settings
-from proxy.beside import CLOSE_S, writer_at
+from proxy.beside import CLOSE_S, STUCK_S, Watchdog, writer_at
 from proxy.figures import COUNTERS, Figures, total
 from proxy.journal import Entry, File, Journal
 from proxy.progress import Progress
@@ -33,8 +33,8 @@ RETRY_S = 1.0
 """Seconds before a writer is started again, and before the disk is tried again."""
 START_S = 15.0
 """Seconds that the first writer gets to bring in what dead processes left, before calls are served."""
-STUCK_S = 60.0
-"""Seconds after which a writer that does nothing is ended, and a new one started."""
+WATCH_S = 15.0
+"""Seconds between looks whether the writer is stuck."""
 
 log = structlog.get_logger()
 
@@ -223,12 +223,15 @@ class Recorder:
                 reader, stream = await asyncio.open_connection(sock=ours)
                 self._alive = True
                 ending = asyncio.ensure_future(self._closing.wait())
+                watchdog = Watchdog()
                 try:
                     reading = asyncio.ensure_future(self._listen(reader))
                     while not (reading.done() or ending.done()):
-                        await asyncio.wait({reading, ending}, timeout=STUCK_S / 4, return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait({reading, ending}, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED)
                         pid, alive_at = self.progress.alive
-                        if pid == writer.pid != os.getpid() and time.monotonic() - alive_at > STUCK_S:
+                        if pid == writer.pid != os.getpid() and watchdog.stuck(
+                            alive_at, writer.cpu_s(), time.monotonic()
+                        ):
                             log.error("writer ended: it had done nothing for long", seconds=STUCK_S)
                             writer.kill()
                     stream.write_eof()  # it brings in what has ended, and ends

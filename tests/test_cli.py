@@ -45,7 +45,8 @@ def test_a_trajectory_is_listed_shown_and_rewarded(tmp_path: Path, database: str
     assert [(s["kind"], s["rung"]) for s in shown["sessions"]] == [("root", "none"), ("compaction", "summary")]
     tree = mosaic(tmp_path, "show", "run-17", "--database", database).stdout
     assert "compaction" in tree
-    assert shown["task"] and " ".join(shown["task"].split())[:40] in tree.splitlines()[0]
+    assert shown["task"]
+    assert " ".join(shown["task"].split())[:40] in tree.splitlines()[0]
 
 
 def test_what_exact_mode_made_of_a_trajectory_is_listed_and_shown_with_its_reasons(tmp_path: Path) -> None:
