@@ -94,7 +94,7 @@ def preview(store: Store, settings: Settings) -> Preview:
         tokens_trained=tokens.total() * config.epochs,
         candidates=tuple(candidates),
         left_out={**waiting.left_out, **selection.left_out},
-        inexact=store.inexact_reasons(waiting),
+        inexact=dict(store.inexact_reasons(waiting)),  # asdict cannot copy a Counter
         not_scored={state: number for state, number in states.items() if state != TrajectoryState.SCORED},
         trained_before=trained_before,
         unsettled_job=None if job is None else f"{job.job_id} ({job.state.value})",

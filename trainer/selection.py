@@ -61,10 +61,10 @@ def nothing(left_out: Mapping[str, int], inexact: Mapping[str, int]) -> NothingT
     if without and "other_weights" in inexact:
         step = "`mosaic doctor` says which engine serves other weights than the live ones."
     elif without and inexact:
-        step = "`mosaic doctor` says why calls cannot be trained."
+        step = "`mosaic doctor` says why calls cannot be trained, `mosaic train --dry-run` what else is missing."
     elif not left_out:
-        step = "Score attempts with `mosaic reward` or [score]; see `mosaic train --dry-run`."
-    why = told({**left_out, **calls}) or "nothing is scored"
+        step = "Score attempts with `mosaic reward` or [score]; --only, --task and --newer-than may leave out all."
+    why = told({**left_out, **calls}) or "no trajectory is scored, untrained and chosen"
     return NothingToTrain(f"there is nothing to learn from ({why}).", step)
 
 

@@ -140,6 +140,17 @@ def test_calls_that_cannot_be_trained_are_named_with_their_reasons_and_the_docto
         "`mosaic doctor` says which engine serves other weights than the live ones."
     )
     assert {c.reason for c in preview(store, Settings()).candidates} == {"trajectory_no_trainable_tokens"}
+    done = CliRunner().invoke(app, ["--dry-run", "--json", "--database", f"sqlite:///{tmp_path}/mosaic.db"])
+    assert json.loads(done.stdout)["inexact"] == {"call_aborted": 2, "other_weights": 2 * total}
+
+
+def test_filters_that_leave_out_all_are_named_where_there_is_nothing(
+    store: Store, app: typer.Typer, tmp_path: Path
+) -> None:
+    attempts(store, {"a": 1, "b": 0})
+    done = CliRunner().invoke(app, ["--dry-run", "--only", "z%", "--database", f"sqlite:///{tmp_path}/mosaic.db"])
+    assert "no trajectory is scored, untrained and chosen" in str(done.exception)
+    assert "--only" in str(done.exception)
 
 
 @pytest.mark.parametrize("flags", [["--model", "/nowhere"], ["--model", "/nowhere", "--dry-run"]])
