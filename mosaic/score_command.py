@@ -80,7 +80,7 @@ def _with(config: ScoreConfig, given: dict[str, Any]) -> ScoreConfig:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).removesuffix("_s").replace("_", "-")
-        said = f"--{option}: {first['msg'].rstrip('.')}."
+        said = f"--{option}: {first['msg'].removeprefix('Value error, ').rstrip('.')}."
         raise SettingsError(said, "See `mosaic score --help`.") from error
 
 

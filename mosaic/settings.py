@@ -5,6 +5,7 @@ and `MOSAIC_TRAIN__LEARNING_RATE` in the environment. A secret may be a file `mo
 Docker puts it, or in the folder that `MOSAIC_SECRETS` names.
 """
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from mosaic.errors import SettingsError
 from mosaic.urls import BaseUrl, EngineUrl, WebUrl, shown_url
 
 CONFIG_FILE = "mosaic.toml"
+ALL_SETTINGS = "`mosaic init --file all.toml` writes all settings, with what each may be."
 SECRETS_VARIABLE = "MOSAIC_SECRETS"
 """Names the folder of secret files."""
 SECRETS = Path("/run/secrets")
@@ -297,20 +299,39 @@ def load(**flags: object) -> Settings:
     try:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise SettingsError(
-            f"setting {where!r}: {_wrong(error)}.",
-            "See `mosaic config` for all settings and where they come from.",
-        ) from error
+        raise _refused(error, given) from error
     except SettingsSourceError as error:
         raise SettingsError(f"{error}.", 'List values are written as JSON, for example ["a", "b"].') from error
     except (ValueError, OSError) as error:
         raise SettingsError(f"{CONFIG_FILE} cannot be read: {error}.", "Correct or remove it.") from error
 
 
+def _refused(error: ValidationError, given: Mapping[str, object]) -> SettingsError:
+    """Which setting is wrong, where it was set, and what is wrong with it."""
+    first = error.errors()[0]
+    names = [str(part) for part in first["loc"]]
+    variable = f"MOSAIC_{'__'.join(names).upper()}"
+    file = CONFIG_FILE if names[0] in TomlConfigSettingsSource(Settings)() else "a secret file"
+    origin = "a flag" if names[0] in given else variable if variable in os.environ else file
+    if first["type"] == "extra_forbidden":
+        return SettingsError(f"{origin}: there is no setting {'.'.join(names)!r}{_meant(names)}.", ALL_SETTINGS)
+    return SettingsError(f"setting {'.'.join(names)!r} (from {origin}): {_wrong(error)}.", ALL_SETTINGS)
+
+
+def _meant(names: list[str]) -> str:
+    """A question after the setting that looks most like one that is not there."""
+    known: Mapping[str, Any] = Settings.model_fields
+    for name in names[:-1]:
+        known = _fields(known.get(name))
+    close = difflib.get_close_matches(names[-1], known, 1)
+    return f"; did you mean {'.'.join([*names[:-1], *close])!r}" if close else ""
+
+
 def _wrong(error: ValidationError) -> str:
     """What is wrong with the first value; pydantic counts the characters of a secret as items."""
     first = error.errors()[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"]).rstrip(".?")
     if first["type"] == "too_short" and isinstance(first["input"], str):
         return f"it needs at least {first['ctx']['min_length']} characters, not {first['ctx']['actual_length']}"
     return first["msg"].rstrip(".?")
@@ -325,7 +346,7 @@ def _check_variables() -> None:
         part = Settings.model_fields.get(names[0]) if len(names) > 1 else None
         known = Settings.model_fields if len(names) == 1 else _fields(part)
         if names[-1] not in known:
-            raise SettingsError(f"{variable} names no setting.", "See `mosaic config` for all settings.")
+            raise SettingsError(f"{variable} names no setting{_meant(names)}.", ALL_SETTINGS)
 
 
 def _fields(part: FieldInfo | None) -> Mapping[str, Any]:

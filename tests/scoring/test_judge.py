@@ -113,7 +113,7 @@ async def test_a_question_that_is_refused_is_not_asked_again() -> None:
     [
         (
             ["--judge", "localhost:9", "--judge-model", "m"],
-            "--judge: Value error, it is no web address",
+            "--judge: it is no web address",
             "mosaic score",
         ),
         (["--judge", "http://127.0.0.1:9/v1"], "the judge has no model", "--judge-model"),
