@@ -10,7 +10,7 @@ from mosaic.errors import SettingsError
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function. Raises `SettingsError` when there is none of that name."""
+    """The function. Raises `SettingsError` when there is none of that name, or its module ends in an error."""
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise SettingsError(f"{name!r} names no function.", "Write it as module:function.")
@@ -22,6 +22,12 @@ def load_function(name: str) -> Callable[..., Any]:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"{name} cannot be loaded: {error}.", f"Looked in {os.getcwd()} and sys.path.") from error
+    except Exception as error:  # whatever a module of the user's raises
+        raise SettingsError(
+            f"{name} cannot be loaded: its module raised {type(error).__name__}: {str(error).rstrip('.')}.",
+            "An attempt has its address and key in its own process alone: export stand-ins (OPENAI_API_KEY=any), "
+            "or read them inside the function.",
+        ) from error
     if not callable(found):
         raise SettingsError(f"{name} is no function, but {type(found).__name__}.", "Name one that takes one argument.")
     return found

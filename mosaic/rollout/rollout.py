@@ -214,9 +214,9 @@ def first_failure(results: Sequence[Result]) -> None:
     wrong with the set-up, not with the policy."""
     if results and all(r.outcome in (Outcome.FAILED, Outcome.LOST) for r in results):
         first = results[0]
-        said = (first.error or f"status {first.status}").strip().splitlines()
+        said = (first.error or f"status {first.status}").strip().splitlines() or [""]
         raise MosaicError(
-            f"every attempt failed, the first ({first.trajectory_id}) with: {said[-1] if said else ''}",
+            f"every attempt failed, the first ({first.trajectory_id}) with: {said[-1].rstrip('.')}.",
             "Its folder has what it was told and what it printed.",
         )
     broken = scorer_failures(results)

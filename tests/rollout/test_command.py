@@ -109,6 +109,7 @@ async def test_a_run_that_is_asked_to_end_takes_its_agents_with_it_and_says_how_
         ((), "give one agent"),
         (("--function", "nowhere:f"), "cannot be loaded"),
         (("--function", "json"), "module:function"),
+        (("--function", "early:solve"), "its module raised KeyError: 'NOT_SET_YET'. An attempt has"),
         (("--", "no-such-program"), "there is no program"),
         (("--run", "a.b", "--", "true"), "cannot name a run"),
         (("--score", "x", "--score-function", "json:dumps", "--", "true"), "one scorer"),
@@ -118,6 +119,7 @@ async def test_what_cannot_be_run_is_said_before_anything_is(
     tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
     (tmp_path / "tasks.jsonl").write_text(TASKS)
+    (tmp_path / "early.py").write_text("import os\nKEY = os.environ['NOT_SET_YET']\n")
     code, _, err = await mosaic(tmp_path, "tasks.jsonl", *arguments)
     assert code == 2, err
     assert complaint in err
