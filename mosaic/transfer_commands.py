@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from mosaic.errors import MosaicError, StoreError
+from mosaic.errors import MosaicError, SettingsError, StoreError
 from mosaic.records import TrajectoryState
 from mosaic.settings import load
 from mosaic.store import portable_files, portable_rows
@@ -32,7 +32,11 @@ PATIENCE_S = 1.0
 def export_(
     out: Path = typer.Argument(help="File to write, or folder with --format hf."),
     *,
-    form: FileFormat = typer.Option(FileFormat.JSONL, "--format", help="`hf` is a folder that `datasets` loads."),
+    form: FileFormat | None = typer.Option(
+        None,
+        "--format",
+        help="Not given: parquet for a name with that ending, else jsonl. `hf`: a folder for `datasets`.",
+    ),
     like: str | None = typer.Option(None, help="Only trajectories whose id matches this SQL LIKE pattern."),
     state: list[TrajectoryState] | None = typer.Option(None, help="Only trajectories in this state; may be repeated."),
     force: bool = typer.Option(False, "--force", help="Replace what is there."),
@@ -44,10 +48,11 @@ def export_(
     docs/export.md has the format.
 
         mosaic export runs.jsonl.gz
-        mosaic export runs.parquet --format parquet --state scored --state trained
+        mosaic export runs.parquet --state scored --state trained
         mosaic export runs --format hf --like "run-7-%"
     """
     states = [one.value for one in state or ()]
+    form = form or (FileFormat.PARQUET if out.suffix == ".parquet" else FileFormat.JSONL)
     with _opened(database) as opened:
         total = portable_rows.number(opened, like, states)
         records = _shown(portable_rows.records(opened, like, states), "exporting", total)
@@ -71,13 +76,18 @@ def import_(
         mosaic import runs.jsonl.gz
         mosaic import runs --database sqlite:///other.db
     """
+    if not source.exists():
+        raise SettingsError(f"there is no {source}.", "Name a file or folder that `mosaic export` wrote.")
     done = {"imported": 0, "skipped": 0}
     with _opened(database, create=True) as opened:
         try:
             for place, record in _shown(portable_files.read(source), "importing", None):
                 done["imported" if _insert(opened, place, record) else "skipped"] += 1
         except MosaicError as error:
-            error.message += f" {done['imported']} trajectories before it are imported and stay; of it nothing is."
+            if done["imported"]:
+                error.message += (
+                    f" {counted(done['imported'], 'trajectory')} before it stay; of it nothing is imported."
+                )
             raise
         finally:
             with suppress(StoreError):  # a count that fails must not hide why the import did

@@ -75,7 +75,7 @@ def test_a_broken_record_is_refused_by_its_line_and_those_before_it_stay(
     assert isinstance(result.exception, MosaicError)
     message = str(result.exception)
     assert f"{path}, line 2," in message
-    assert "1 trajectories before it are imported" in message
+    assert "1 trajectory before it stay" in message
     with pytest.raises(MosaicError, match=said):
         raise result.exception
     assert list(all_records(other)) == ["run-0"]

@@ -25,6 +25,10 @@ def test_the_commands_move_what_was_asked_for(store: Store, other: Store, tmp_pa
     assert other.counters()["imports"] == {"imported": 3, "skipped": 3}
     assert sorted(all_records(other)) == ["run-1", "run-2", "run-3"]
     assert run(store, "export", out, "--state", "asleep").exit_code == 2
+    named = str(tmp_path / "named.parquet")
+    assert orjson.loads(run(store, "export", named, "--json").stdout)["format"] == "parquet"
+    nowhere = run(store, "import", str(tmp_path / "nowhere"))
+    assert str(nowhere.exception).startswith(f"there is no {tmp_path / 'nowhere'}. Name a file")
     refused = run(store, "export", out)
     assert isinstance(refused.exception, MosaicError)
     assert "--force" in str(refused.exception)
