@@ -187,12 +187,18 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     return JSONResponse(said, error.status_code, error.headers)
 
 
-async def _answer_invalid(_request: Request, error: Exception) -> JSONResponse:
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     """FastAPI's own answer repeats the input, which may be no JSON (NaN, for example)."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    message = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}."
-    return JSONResponse({"error": {"message": message, "type": "RequestError"}}, 422)
+    where, said = ".".join(str(part) for part in first["loc"]), first["msg"]
+    if where == "body" and "json" not in request.headers.get("content-type", ""):
+        said = "it is not said to be JSON. Send it with the header content-type: application/json"
+    elif first["type"] == "json_invalid":
+        where, said = "body", f"it is no JSON: {first['ctx']['error']}"
+    elif first["type"] == "extra_forbidden":
+        said = "nothing of this name is known here. /openapi.json lists what is"
+    return JSONResponse({"error": {"message": f"{where}: {said}.", "type": "RequestError"}}, 422)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

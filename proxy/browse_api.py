@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from mosaic.errors import RequestError
+from mosaic.records import TrajectoryState
 from mosaic.store import Store, browsing, call_browsing, progress, schedules
 from mosaic.store.browsing import Filter, Page
 from mosaic.store.reading import load, read_trajectories
@@ -41,7 +42,7 @@ class Asked(BaseModel):
 
     limit: int = Field(50, ge=1, le=1000, description="Items of a page, at most.")
     cursor: str | None = Field(None, pattern=r"^[0-9]{1,15}(\.[0-9]{1,20})?~[^\x00]{1,200}$", description=NEXT)
-    state: str | None = Field(None, max_length=16, description="Only those in this state.")
+    state: TrajectoryState | None = Field(None, description="Only those in this state.")
     task: str | None = Field(None, description="Only attempts at the task of this key.")
     q: str | None = Field(None, max_length=200, description="Part of the id or of the task's text.")
     min_reward: float | None = Field(None, description="Only rewards from here on.")

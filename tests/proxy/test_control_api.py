@@ -119,6 +119,33 @@ def test_a_route_or_method_that_is_not_there_is_told_in_our_shape(client: TestCl
     assert is_ours(response), response.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        (
+            "application/x-www-form-urlencoded",
+            '{"reward": 1}',
+            "Send it with the header content-type: application/json.",
+        ),
+        ("application/json", "{bad", "body: it is no JSON: Expecting property name"),
+        ("application/json", '{"reward": 1, "rewrd": 1}', "body.rewrd: nothing of this name is known here."),
+        ("application/json", "[1]", "body: Input should be"),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_told_with_what_is_wrong(
+    client: TestClient, kind: str, body: str, said: str
+) -> None:
+    response = client.post("/api/trajectories/x/reward", content=body, headers={"content-type": kind})
+    assert response.status_code == 422
+    assert said in response.json()["error"]["message"]
+
+
+def test_a_state_that_does_not_exist_is_refused_and_named(client: TestClient) -> None:
+    response = client.get("/api/trajectories?state=bogus")
+    assert (response.status_code, "'unscorable'" in response.json()["error"]["message"]) == (422, True)
+    assert client.get("/api/trajectories?state=open").status_code == 200
+
+
 def test_a_body_that_is_too_large_is_a_413(client: TestClient) -> None:
     response = client.post("/api/trajectories/run-1/reward", json={"reward": 1.0, "note": "x" * 200_000})
     assert response.status_code == 413
