@@ -61,8 +61,10 @@ def score_configured(store: Store, config: ScoreConfig) -> None:
     scorer = scorer_of(config) if config.in_jobs else None
     if scorer is not None:
         found = score_closed(store, scorer, config)
-        failed = sum(one.error is not None for one in found)
-        log.info("scored before selection", source=scorer.source, trajectories=len(found), failed=failed)
+        failed = [one for one in found if one.error is not None]
+        for one in failed:
+            log.warning("not scored", trajectory=one.trajectory_id, error=one.error)
+        log.info("scored before selection", source=scorer.source, trajectories=len(found), failed=len(failed))
 
 
 def to_score(store: Store, config: ScoreConfig) -> list[str]:
@@ -81,7 +83,6 @@ def _one(store: Store, scorer: Scorer, trajectory_id: str, dry_run: bool) -> Sco
     try:
         score = scorer.score(store.trajectory(trajectory_id))
     except ScoreError as error:
-        log.warning("not scored", trajectory=trajectory_id, error=str(error))
         if not dry_run:
             store.count("scorer_failures", scorer.source)
         return Scored(trajectory_id, None, None, plain(str(error)), kept=False)

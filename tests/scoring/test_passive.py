@@ -145,3 +145,9 @@ def test_the_command_tells_what_it_did(store: Store, tmp_path: Path) -> None:
     done = mosaic(tmp_path, "score", *where)
     assert done.stdout.splitlines()[-1] == "2 scored, mean 0.75, 0 unscorable, 1 failed; 2 written"
     assert (done.returncode, mosaic(tmp_path, "score", *where).returncode) == (0, 1)
+
+
+def test_the_command_says_each_failure_once(store: Store, tmp_path: Path) -> None:
+    record(store, "one", "two")
+    done = mosaic(tmp_path, "score", "--command", "exit 4", "--database", f"sqlite:///{tmp_path}/mosaic.db")
+    assert (done.returncode, done.stdout.count("status 4"), len(done.stderr.splitlines())) == (1, 2, 1), done.stderr
