@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
@@ -57,6 +58,14 @@ Put it before your vLLM, point an agent at it, say how it went, train:
 FLUSH = "\n\n<!-- -->"
 """Ends every help. Typer takes off what all lines after the first paragraph are indented by, and with one line before
 them the examples would run into each other; this line is not indented, and Markdown does not show it."""
+
+
+class Ended(StrEnum):
+    """How a trajectory can be said to be over."""
+
+    CLOSED = TrajectoryState.CLOSED.value
+    FAILED = TrajectoryState.FAILED.value
+    TRUNCATED = TrajectoryState.TRUNCATED.value
 
 
 def _version(wanted: bool) -> None:
@@ -121,7 +130,7 @@ def reward(
 def end(
     trajectory: str = TRAJECTORY,
     *,
-    state: TrajectoryState = typer.Option(TrajectoryState.CLOSED, "--as", help="closed, failed or truncated."),
+    state: Ended = typer.Option(Ended.CLOSED, "--as", help="How it ended."),
     reason: str = typer.Option("cli", help="Why; counted."),
     database: str | None = DATABASE,
 ) -> None:
@@ -135,7 +144,7 @@ def end(
     """
     store = _store(database)
     trajectory = store.whole_trajectory_id(trajectory)
-    typer.echo(f"{trajectory}: {store.end(trajectory, state, reason).value}")
+    typer.echo(f"{trajectory}: {store.end(trajectory, TrajectoryState(state), reason).value}")
 
 
 def trajectories(

@@ -138,7 +138,9 @@ def seconds(age: str, option: str) -> float:
     """Seconds of an age such as `30d`. Raises `SettingsError`."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
     if parts is None:
-        raise SettingsError(f"{option} {age!r} is no age.", "Give a number with s, m, h, d or w, such as 30d.")
+        raise SettingsError(
+            f"{option} {age!r} is no length of time.", "Give a number with s, m, h, d or w, such as 30d."
+        )
     return float(parts[1]) * UNITS[parts[2]]
 
 

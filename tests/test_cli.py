@@ -162,7 +162,31 @@ def test_no_url_in_the_settings_shows_its_password(tmp_path: Path) -> None:
 
 def test_a_variable_that_names_no_setting_is_refused(tmp_path: Path) -> None:
     done = mosaic(tmp_path, "config", MOSAIC_PROT="1")
-    assert (done.returncode, "MOSAIC_PROT" in done.stderr) == (2, True)
+    assert (done.returncode, "MOSAIC_PROT names no setting; did you mean 'port'." in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "said"),
+    [
+        ('upstreem = "x"', {}, "mosaic.toml: there is no setting 'upstreem'; did you mean 'upstream'."),
+        ("[train]\nlearn_rate = 1", {}, "there is no setting 'train.learn_rate'; did you mean 'train.learning_rate'."),
+        ("zzz = 1", {}, "mosaic.toml: there is no setting 'zzz'. `mosaic init --file"),
+        ('port = "many"', {}, "setting 'port' (from mosaic.toml): Input should be a valid integer"),
+        ("port = 1", {"MOSAIC_TRAIN__EPOCHS": "0"}, "setting 'train.epochs' (from MOSAIC_TRAIN__EPOCHS): Input should"),
+        ('upstream = "http://a"', {}, "(from mosaic.toml): it must end in /v1; did you mean http://a/v1."),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_place_and_what_is_meant(
+    tmp_path: Path, file: str, variables: dict[str, str], said: str
+) -> None:
+    (tmp_path / "mosaic.toml").write_text(file)
+    done = mosaic(tmp_path, "config", **variables)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_trajectory_is_said_to_be_over_only_as_nobody_scored_it(tmp_path: Path) -> None:
+    done = mosaic(tmp_path, "end", "run-1", "--as", "scored", COLUMNS="200")
+    assert (done.returncode, "not one of 'closed', 'failed', 'truncated'" in done.stderr) == (2, True), done.stderr
 
 
 def test_help_lists_the_commands_of_every_package(tmp_path: Path) -> None:
@@ -243,7 +267,7 @@ BAD = {
     ),
     "a followed database on a port that is none": (["tail", "--database", "postgresql://h:port/x"], "", 3, "h:port"),
     "a database that cannot be opened": (
-        ["import", "runs.jsonl", "--database", "sqlite:////proc/no/mosaic.db"],
+        ["import", "mosaic.toml", "--database", "sqlite:////proc/no/mosaic.db"],
         "",
         3,
         "Check",

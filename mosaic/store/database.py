@@ -266,8 +266,8 @@ def _refusals() -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """What the driver said, on one line and without a full stop."""
-    return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+    """What the driver said, on one line and without the mark at its end."""
+    return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".?")
 
 
 def _beyond_limits(error: SQLAlchemyError) -> bool:
