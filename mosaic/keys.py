@@ -4,6 +4,7 @@
 """
 
 import hmac
+import re
 
 from pydantic import SecretStr
 
@@ -12,6 +13,9 @@ from mosaic.settings import Settings
 
 TRAJECTORY_KEY = "mosaic-t-"
 """How a key begins that names its trajectory."""
+TRAJECTORY_ID = re.compile(r"(?!\.{1,2}$)[\w.:@+~-]{1,200}", re.ASCII)
+"""What a client may name a trajectory, in path, header or key."""
+TRAJECTORY_ID_RULE = "Use up to 200 of A-Z a-z 0-9 . _ : @ + ~ -"
 
 
 def trajectory_key(settings: Settings, trajectory_id: str) -> str:
@@ -21,6 +25,8 @@ def trajectory_key(settings: Settings, trajectory_id: str) -> str:
             "no trajectory_secret is set.",
             "Set MOSAIC_TRAJECTORY_SECRET to a long random text; `mosaic serve` needs the same.",
         )
+    if not TRAJECTORY_ID.fullmatch(trajectory_id):
+        raise SettingsError(f"trajectory id {trajectory_id!r} is not usable.", TRAJECTORY_ID_RULE)
     return f"{TRAJECTORY_KEY}{trajectory_id}.{mark_of(settings.trajectory_secret, trajectory_id)}"
 
 

@@ -17,6 +17,7 @@ from adapters.wires import messages
 from adapters.wires.json_text import dumps
 from adapters.wires.wire import CHAT, MESSAGES, WIRES, Context, Wire, named_body
 from mosaic.errors import RequestError, StoreError
+from mosaic.keys import TRAJECTORY_ID, TRAJECTORY_ID_RULE
 from mosaic.settings import Settings
 from mosaic.store import Store
 from proxy.access import agent_of, check_site
@@ -31,7 +32,6 @@ from proxy.weights import Weights
 Scope = MutableMapping[str, Any]
 
 _PATH = re.compile(r"(?:/t/(?P<trajectory>[^/]+))?/v1/(?P<rest>.+)")
-_TRAJECTORY = re.compile(r"(?!\.{1,2}$)[\w.:@+~-]{1,200}", re.ASCII)
 BODY_S = 60.0
 """Seconds that a client may be silent while it sends its request."""
 
@@ -199,9 +199,7 @@ def _attribution(in_path: str | None, headers: dict[str, str], by_key: str | Non
     if by_key is not None and {in_path, in_header} - {None, by_key}:
         raise RequestError(f"the key is for trajectory {by_key!r} alone.", status=403)
     trajectory_id = in_path or by_key or in_header
-    if trajectory_id is not None and not _TRAJECTORY.fullmatch(trajectory_id):
-        raise RequestError(
-            f"trajectory id {trajectory_id!r} is not usable.", "Use up to 200 of A-Z a-z 0-9 . _ : @ + ~ -"
-        )
+    if trajectory_id is not None and not TRAJECTORY_ID.fullmatch(trajectory_id):
+        raise RequestError(f"trajectory id {trajectory_id!r} is not usable.", TRAJECTORY_ID_RULE)
     attribution = "path" if in_path else "key" if by_key else "header" if in_header else "lineage"
     return trajectory_id, attribution

@@ -278,6 +278,12 @@ BAD = {
     "a prune with an odd age": (["db", "prune", "--older-than", "soon"], "", 2, "30d"),
     "an upstream without /v1": (["serve", "--upstream", "http://localhost:8000"], "", 2, "localhost:8000/v1"),
     "no checkpoint to start from": (["train"], "", 2, "--model"),
+    "a key for a name that no path can hold": (
+        ["key", "run 17"],
+        f'trajectory_secret = "{"s" * 20}"\n',
+        2,
+        "'run 17' is not usable. Use up to 200 of",
+    ),
     "a key without a secret": (["key", "run-17"], "", 2, "`mosaic serve` needs the same"),
     "an unknown credit rule": (["train", "--model", "/nowhere", "--credit", "luck"], "", 2, "broadcast"),
 }
