@@ -360,7 +360,7 @@ def test_a_command_that_is_misspelt_is_suggested_whichever_package_has_it(
 
 def test_a_secret_that_is_too_short_is_measured_in_characters(tmp_path: Path) -> None:
     done = mosaic(tmp_path, "key", "run-17", MOSAIC_TRAJECTORY_SECRET="abcde")
-    assert "'trajectory_secret': it needs at least 16 characters, not 5." in done.stderr
+    assert "'trajectory_secret' (from MOSAIC_TRAJECTORY_SECRET): it needs at least 16 characters, not 5." in done.stderr
 
 
 def test_why_a_call_stands_where_it_stands_is_told(tmp_path: Path, database: str) -> None:

@@ -63,7 +63,7 @@ def nothing(left_out: Mapping[str, int], inexact: Mapping[str, int]) -> NothingT
     elif without and inexact:
         step = "`mosaic doctor` says why calls cannot be trained, `mosaic train --dry-run` what else is missing."
     elif not left_out:
-        step = "Score attempts with `mosaic reward` or [score]; --only, --task and --newer-than may leave out all."
+        step = "Score attempts with `mosaic reward` or [score]; see `mosaic train --dry-run`, and --only and --task."
     why = told({**left_out, **calls}) or "no trajectory is scored, untrained and chosen"
     return NothingToTrain(f"there is nothing to learn from ({why}).", step)
 
