@@ -139,7 +139,7 @@ def seconds(age: str, option: str) -> float:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", age.strip())
     if parts is None:
         raise SettingsError(
-            f"{option} {age!r} is no length of time.", "Give a number with s, m, h, d or w, such as 30d."
+            f"{option} {age!r} is no length of time.", "Give a number with s, m, h, d or w, such as 90s or 30d."
         )
     return float(parts[1]) * UNITS[parts[2]]
 
