@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mosaic.errors import SettingsError
+from mosaic.keys import TRAJECTORY_ID
 from mosaic.rollout import Agent, Task, Work, read_tasks
 from mosaic.rollout.attempt import MAX_VARIABLE, check_placeholders
 from mosaic.rollout.rollout import _slug
@@ -96,8 +97,6 @@ def test_a_tasks_file_that_cannot_be_used_is_refused_with_its_line(tmp_path: Pat
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_trajectory_ids_take_any_task_id_and_keep_different_ones_apart(one: str, other: str) -> None:
-    from proxy.routes import _TRAJECTORY
-
-    assert _TRAJECTORY.fullmatch(f"{'r' * 60}.{_slug(one)}.100000~10")
+    assert TRAJECTORY_ID.fullmatch(f"{'r' * 60}.{_slug(one)}.100000~10")
     assert "." not in _slug(one)
     assert (_slug(one) == _slug(other)) == (one == other)
