@@ -35,6 +35,12 @@ class JournalFile:
         self.unreadable = 0
         """Calls and frames that cannot be read."""
         self._nonsense = False
+        self._through = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nobody writes to it any more, and all that began in it has ended and was given."""
+        return self._through and not self._calls
 
     def look_for_owner(self) -> None:
         """Find out whether anybody still writes to it."""
@@ -52,6 +58,7 @@ class JournalFile:
                     yield self._calls.pop(number).ended(body, when)
                 except UNREADABLE as error:
                     self._unreadable(repr(error))
+        self._through = self.owner_gone
 
     def interrupted(self) -> list[Trace]:
         """What had not ended when the owner went."""
