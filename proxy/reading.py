@@ -7,7 +7,6 @@ from pathlib import Path
 import structlog
 
 from proxy import frames, owned
-from proxy.journal import PREFIX
 from proxy.progress import Progress
 from proxy.trace import Trace
 
@@ -124,7 +123,7 @@ class JournalFile:
 def files_in(folder: Path) -> list[Path]:
     """The journal's files, oldest first; none when the folder cannot be read."""
     try:
-        return sorted(folder / name for name in os.listdir(folder) if name.startswith(PREFIX))
+        return sorted(folder / name for name in os.listdir(folder) if name.startswith(frames.PREFIX))
     except OSError:
         return []
 
