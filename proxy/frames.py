@@ -14,6 +14,8 @@ import orjson
 from mosaic.capture import CallStatus
 from proxy.trace import Origin, Trace, fidelity_from, origin_from
 
+PREFIX = "calls-"
+"""Of the names of the journal's files."""
 HEAD = struct.Struct("<cIIId")
 """Kind, number of the call in its file, bytes that follow, `check_of` them, Unix seconds."""
 AT = struct.Struct("<d")

@@ -23,7 +23,6 @@ from caio.asyncio_base import AsyncioContextBase
 from proxy import frames, owned
 from proxy.trace import Origin, Trace
 
-PREFIX = "calls-"
 GATHER_S = 0.004
 """Seconds that a write or an fsync waits for more, where many calls are open: it costs the same for one as for ten."""
 MANY = 8
@@ -285,7 +284,7 @@ class Journal:
         """The file that takes calls that begin; None when the disk refuses one."""
         if not self._files or self._files[-1].torn or self._files[-1].size > FILE_BYTES:
             try:
-                self._files.append(File(*owned.create(self._folder, PREFIX)))
+                self._files.append(File(*owned.create(self._folder, frames.PREFIX)))
             except OSError as error:
                 self._failed(error)
                 return None

@@ -7,7 +7,6 @@ from pathlib import Path
 import structlog
 
 from proxy import frames, owned
-from proxy.journal import PREFIX
 from proxy.progress import Progress
 from proxy.trace import Trace
 
@@ -35,6 +34,12 @@ class JournalFile:
         self.unreadable = 0
         """Calls and frames that cannot be read."""
         self._nonsense = False
+        self._through = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nobody writes to it any more, and all that began in it has ended and was given."""
+        return self._through and not self._calls
 
     def look_for_owner(self) -> None:
         """Find out whether anybody still writes to it."""
@@ -52,6 +57,7 @@ class JournalFile:
                     yield self._calls.pop(number).ended(body, when)
                 except UNREADABLE as error:
                     self._unreadable(repr(error))
+        self._through = self.owner_gone
 
     def interrupted(self) -> list[Trace]:
         """What had not ended when the owner went."""
@@ -117,7 +123,7 @@ class JournalFile:
 def files_in(folder: Path) -> list[Path]:
     """The journal's files, oldest first; none when the folder cannot be read."""
     try:
-        return sorted(folder / name for name in os.listdir(folder) if name.startswith(PREFIX))
+        return sorted(folder / name for name in os.listdir(folder) if name.startswith(frames.PREFIX))
     except OSError:
         return []
 

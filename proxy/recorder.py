@@ -1,9 +1,9 @@
 """Lets an answer's last byte go once its call is durable, and keeps the writer running that brings calls to the store.
 
-A call is durable once the journal has it on disk. With `commit_first`, and while the writer is far behind, an answer
-also waits for the database: at most `store_wait_s`, and not at all while it is known to refuse. A failure in here never
-reaches a client. A call that the disk refuses is held in memory until it does not; what cannot be held is counted and
-logged, loudly.
+A call is durable once the journal has it on disk. With `commit_first` an answer also waits for the database, and while
+the writer is far behind, until it is less so: at most `store_wait_s`, and not at all while the database is known to
+refuse. A failure in here never reaches a client. A call that the disk refuses is held in memory until it does not; what
+cannot be held is counted and logged, loudly.
 """
 
 import asyncio
@@ -29,6 +29,8 @@ GATHER_S = 0.05
 """Seconds in which calls are gathered that nobody waits for: fewer, larger transactions."""
 LOOK_S = 0.001
 """Seconds between looks at the writer's progress, while anybody waits for it."""
+NEARER_S = 0.01
+"""Seconds between looks whether a writer that was far behind has come nearer."""
 RETRY_S = 1.0
 """Seconds before a writer is started again, and before the disk is tried again."""
 START_S = 15.0
@@ -55,6 +57,8 @@ class Recorder:
         self._figures = Figures(settings.spool)
         self._waiting: deque[tuple[float, asyncio.Future[bool]]] = deque()
         """(Monotonic time, becomes true once all that had ended by then is in the database)."""
+        self._nearer: asyncio.Future[None] | None = None
+        """Done once the writer is no longer far behind; all calls that wait for that wait for this."""
         self._ringing: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
         """Set once a writer has brought in what it found, or another one does."""
@@ -82,10 +86,12 @@ class Recorder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             raise
+        if self.journal.behind():
+            await self._room()
 
     async def _settle(self, entry: Entry | None, trace: Trace, file: File | None) -> None:
         closing = self._closing.is_set()  # a second Ctrl-C cuts calls while this is closed
-        waits = not closing and (self._settings.commit_first or self.journal.behind())
+        waits = self._settings.commit_first and not closing
         if waits:
             self.journal.flush()  # the writer sees it now
         seen_at = time.monotonic()  # before the bell: the writer's look is later
@@ -104,6 +110,19 @@ class Recorder:
             self.lose()
             log.error("call LOST: neither the disk nor memory took it", call=trace.origin.call_id)
         self._share()
+
+    async def _room(self) -> None:
+        """Wait until the writer is no longer far behind: the journal must not fill the disk, and calls that come faster
+        than they are stored are to slow down, not to stand still."""
+        if self._nearer is None or self._nearer.done():
+            self._nearer = asyncio.ensure_future(self._writer_nearer())
+        _, late = await asyncio.wait([self._nearer], timeout=self._settings.store_wait_s)
+        self._figures.add("waits_given_up", len(late))
+
+    async def _writer_nearer(self) -> None:
+        self._ring(0.0)
+        while self.journal.behind() and not (self.progress.refusing or self._closing.is_set()):
+            await self._sleep(NEARER_S)
 
     async def caught_up(self) -> None:
         """Return once all that had ended until now is in the database, or cannot be for the moment."""

@@ -137,8 +137,11 @@ class Writer:
         files = list(self._files.values())
         for batch in _batches(heapq.merge(*(file.ended(until) for file in files), key=_ended_at)):
             self._commit(batch)
+            for file in files:
+                if file.done and file.path in self._files:
+                    self._finish(file)  # workers that are far ahead wait for this
         for file in files:
-            if file.owner_gone:
+            if file.owner_gone and file.path in self._files:
                 self._finish(file)
         self._progress.reached(until)
 
