@@ -204,7 +204,7 @@ class Journal:
             return durable
         file.syncing += 1
         self._waiting.append((file, durable))
-        if self._syncing is None:
+        if self._syncing is None or self._syncing.done():
             self._syncing = asyncio.ensure_future(self._keep_syncing())
         elif self._enough is not None and not self._enough.done() and self._are_enough():
             self._enough.set_result(None)
@@ -212,14 +212,8 @@ class Journal:
 
     def close(self) -> None:
         """Let go of all files: the writer ends them. A call that ends later goes into one of its own."""
-        self.flush()
         self.retry()
-        waiting = self._under_way + self._waiting
-        self._under_way, self._waiting = [], []
-        synced = self._sync_here({file for file, _ in waiting})
-        for _, durable in waiting:
-            if not durable.done():
-                durable.set_result(synced)
+        self._sync_waiting_here()
         if self._syncing is not None:
             self._syncing.cancel()
         self._disk.close()
@@ -241,23 +235,36 @@ class Journal:
 
     async def _keep_syncing(self) -> None:
         """One fsync for all that wait; those that come meanwhile wait for the next."""
-        while self._waiting:
-            if not self._are_enough():
-                await self._gather()
-            self.flush()
-            self._under_way, self._waiting = self._waiting, []
-            descriptors = {file.descriptor for file, _ in self._under_way if not file.torn}
-            error = await self._disk.sync(descriptors)
-            if error is not None:
-                self._failed(error)
-            for file, durable in self._under_way:
-                file.syncing -= 1
-                file.torn = file.torn or error is not None
-                if not durable.done():
-                    durable.set_result(not file.torn)
-                self._let_go_if_over(file)
-            self._under_way = []
-        self._syncing = None
+        try:
+            while self._waiting:
+                if not self._are_enough():
+                    await self._gather()
+                self.flush()
+                self._under_way, self._waiting = self._waiting, []
+                descriptors = {file.descriptor for file, _ in self._under_way if not file.torn}
+                error = await self._disk.sync(descriptors)
+                if error is not None:
+                    self._failed(error)
+                self._answer(synced=error is None)
+        except asyncio.CancelledError:  # a second Ctrl-C cancels every task of the loop, and calls still wait for this
+            self._sync_waiting_here()
+            raise
+
+    def _answer(self, *, synced: bool) -> None:
+        """Tell the calls that the fsync was for."""
+        for file, durable in self._under_way:
+            file.syncing -= 1
+            file.torn = file.torn or not synced
+            if not durable.done():
+                durable.set_result(not file.torn)
+            self._let_go_if_over(file)
+        self._under_way = []
+
+    def _sync_waiting_here(self) -> None:
+        """Bring all that wait to disk now, and tell them."""
+        self.flush()
+        self._under_way, self._waiting = self._under_way + self._waiting, []
+        self._answer(synced=self._sync_here({file for file, _ in self._under_way}))
 
     def _are_enough(self) -> bool:
         """Whether an fsync is worth its time now."""

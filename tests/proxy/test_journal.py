@@ -220,6 +220,46 @@ async def test_calls_that_end_while_and_after_a_recorder_is_closed_are_kept(tmp_
         file.close()
 
 
+class Slow:
+    """A disk that does not answer the first time."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def fdsync(self, _descriptor: int) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            await asyncio.Event().wait()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_a_loop_that_cancels_all_its_tasks_ends_and_keeps_the_calls_that_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a second Ctrl-C, which leaves nothing to a recorder but to be closed."""
+    calls, disk = conversation(6), Slow()
+    monkeypatch.setattr(caio, "AsyncioContext", lambda *_, **__: disk)
+    recorder = Recorder(Settings(upstream="http://127.0.0.1:1/v1", spool=tmp_path))
+    entries = [recorder.journal.begin(call.origin, call.body) for call in calls]
+    for call, entry in zip(calls, entries, strict=True):
+        for when, piece in call.pieces:
+            recorder.journal.piece(entry, piece, when)
+    recording = [asyncio.ensure_future(recorder.record(entries[0], calls[0]))]
+    await disk.asked.wait()
+    recording += [asyncio.ensure_future(recorder.record(*ended)) for ended in zip(entries[1:], calls[1:], strict=True)]
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.wait_for(recorder.close(), 20)
+    await asyncio.gather(*recording, return_exceptions=True)
+    files = [JournalFile(path) for path in files_in(tmp_path)]
+    assert sorted((call for file in files for call in file.ended(math.inf)), key=calls.index) == calls
+    for file in files:
+        file.close()
+
+
 def refused(*_: object, **__: object) -> None:
     raise OSError("too few locked pages")
 
