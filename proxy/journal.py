@@ -198,7 +198,7 @@ class Journal:
         """Becomes true once all that was put into the file until now is on disk, false if it cannot be."""
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[bool] = loop.create_future()
-        if self._closed:
+        if self._closed or file not in self._files:  # let go of meanwhile: its descriptor may be another file's
             self.flush()
             durable.set_result(file in self._files and self._sync_here([file]))
             return durable

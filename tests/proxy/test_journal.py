@@ -220,6 +220,24 @@ async def test_calls_that_end_while_and_after_a_recorder_is_closed_are_kept(tmp_
         file.close()
 
 
+async def test_a_file_that_has_been_let_go_of_is_not_taken_for_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that waits for the database first may come back to it late."""
+    monkeypatch.setattr("proxy.journal.FILE_BYTES", 0)
+    first, second = conversation(2)
+    journal = Journal(tmp_path)
+    file = journal.write(first)
+    assert file is not None
+    journal.flush()
+    journal.begin(second.origin, second.body)
+    other = os.open(tmp_path, os.O_RDONLY)
+    assert other == file.descriptor
+    assert not await journal.sync(file)
+    os.close(other)
+    journal.close()
+
+
 class Slow:
     """A disk that does not answer the first time."""
 
