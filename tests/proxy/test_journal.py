@@ -239,15 +239,15 @@ async def test_a_file_that_has_been_let_go_of_is_not_taken_for_synced(
 
 
 class Slow:
-    """A disk that does not answer the first time."""
+    """A disk that does not answer the first time until it is told to."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
 
     async def fdsync(self, _descriptor: int) -> None:
         if not self.asked.is_set():
             self.asked.set()
-            await asyncio.Event().wait()
+            await self.answers.wait()
 
     def close(self) -> None:
         """Nothing is open."""
@@ -276,6 +276,22 @@ async def test_a_loop_that_cancels_all_its_tasks_ends_and_keeps_the_calls_that_w
     assert sorted((call for file in files for call in file.ended(math.inf)), key=calls.index) == calls
     for file in files:
         file.close()
+
+
+async def test_a_call_that_waits_for_the_disk_when_the_server_stops_ends_once_as_it_ended(
+    start_proxy: ProxyFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Slow()
+    monkeypatch.setattr(caio, "AsyncioContext", lambda *_, **__: disk)
+    async with start_proxy(lambda _: Turn("Hi"), commit_first=False, drain_s=1) as proxy:
+        asked = asyncio.ensure_future(ask(proxy, "run-1"))
+        asked.add_done_callback(lambda _: disk.answers.set())
+        await disk.asked.wait()
+    assert isinstance(asked.exception(), AssertionError)  # it was cut
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    assert statuses(store) == ["ok"]
+    assert store.counters() == {}
+    store.close()
 
 
 def refused(*_: object, **__: object) -> None:
