@@ -33,6 +33,8 @@ FILE_BYTES = 16 * 2**20
 """Size from which a new file is begun; the old one is let go when the last of its calls has ended."""
 FILES_BEHIND = 4
 """Files that the writer may be behind."""
+TOLD_S = 1.0
+"""Seconds between lines in the log about a disk that refuses."""
 FSYNCS = 8
 """More than are ever under way at once."""
 MAX_HELD_BYTES = 64 * 2**20
@@ -101,6 +103,7 @@ class Journal:
         self._in_flight = 0
         self._held: list[tuple[Entry | None, Trace]] = []
         self._held_bytes = 0
+        self._told_at = float("-inf")
         self.failures = 0
         """Writes that the disk refused."""
 
@@ -197,13 +200,13 @@ class Journal:
         """Becomes true once all that was put into the file until now is on disk, false if it cannot be."""
         loop = asyncio.get_running_loop()
         durable: asyncio.Future[bool] = loop.create_future()
-        if self._closed:
+        if self._closed or file not in self._files:  # let go of meanwhile: its descriptor may be another file's
             self.flush()
             durable.set_result(file in self._files and self._sync_here([file]))
             return durable
         file.syncing += 1
         self._waiting.append((file, durable))
-        if self._syncing is None:
+        if self._syncing is None or self._syncing.done():
             self._syncing = asyncio.ensure_future(self._keep_syncing())
         elif self._enough is not None and not self._enough.done() and self._are_enough():
             self._enough.set_result(None)
@@ -211,14 +214,8 @@ class Journal:
 
     def close(self) -> None:
         """Let go of all files: the writer ends them. A call that ends later goes into one of its own."""
-        self.flush()
         self.retry()
-        waiting = self._under_way + self._waiting
-        self._under_way, self._waiting = [], []
-        synced = self._sync_here({file for file, _ in waiting})
-        for _, durable in waiting:
-            if not durable.done():
-                durable.set_result(synced)
+        self._sync_waiting_here()
         if self._syncing is not None:
             self._syncing.cancel()
         self._disk.close()
@@ -240,23 +237,36 @@ class Journal:
 
     async def _keep_syncing(self) -> None:
         """One fsync for all that wait; those that come meanwhile wait for the next."""
-        while self._waiting:
-            if not self._are_enough():
-                await self._gather()
-            self.flush()
-            self._under_way, self._waiting = self._waiting, []
-            descriptors = {file.descriptor for file, _ in self._under_way if not file.torn}
-            error = await self._disk.sync(descriptors)
-            if error is not None:
-                self._failed(error)
-            for file, durable in self._under_way:
-                file.syncing -= 1
-                file.torn = file.torn or error is not None
-                if not durable.done():
-                    durable.set_result(not file.torn)
-                self._let_go_if_over(file)
-            self._under_way = []
-        self._syncing = None
+        try:
+            while self._waiting:
+                if not self._are_enough():
+                    await self._gather()
+                self.flush()
+                self._under_way, self._waiting = self._waiting, []
+                descriptors = {file.descriptor for file, _ in self._under_way if not file.torn}
+                error = await self._disk.sync(descriptors)
+                if error is not None:
+                    self._failed(error)
+                self._answer(synced=error is None)
+        except asyncio.CancelledError:  # a second Ctrl-C cancels every task of the loop, and calls still wait for this
+            self._sync_waiting_here()
+            raise
+
+    def _answer(self, *, synced: bool) -> None:
+        """Tell the calls that the fsync was for."""
+        for file, durable in self._under_way:
+            file.syncing -= 1
+            file.torn = file.torn or not synced
+            if not durable.done():
+                durable.set_result(not file.torn)
+            self._let_go_if_over(file)
+        self._under_way = []
+
+    def _sync_waiting_here(self) -> None:
+        """Bring all that wait to disk now, and tell them."""
+        self.flush()
+        self._under_way, self._waiting = self._under_way + self._waiting, []
+        self._answer(synced=self._sync_here({file for file, _ in self._under_way}))
 
     def _are_enough(self) -> bool:
         """Whether an fsync is worth its time now."""
@@ -300,7 +310,9 @@ class Journal:
 
     def _failed(self, error: Exception) -> None:
         self.failures += 1
-        log.warning("journal not written", error=str(error))
+        if (now := time.monotonic()) >= self._told_at + TOLD_S:
+            self._told_at = now
+            log.warning("journal not written", error=str(error), refusals=self.failures)
 
 
 def _write(file: File, data: bytes) -> None:

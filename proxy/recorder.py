@@ -245,8 +245,7 @@ class Recorder:
                 watchdog = Watchdog()
                 try:
                     reading = asyncio.ensure_future(self._listen(reader))
-                    while not (reading.done() or ending.done()):
-                        await asyncio.wait({reading, ending}, timeout=WATCH_S, return_when=asyncio.FIRST_COMPLETED)
+                    while not await _any_within(WATCH_S, reading, ending):
                         pid, alive_at = self.progress.alive
                         if pid == writer.pid != os.getpid() and watchdog.stuck(
                             alive_at, writer.cpu_s(), time.monotonic()
@@ -264,3 +263,9 @@ class Recorder:
         """Until the writer has ended."""
         while await reader.read(64):
             self._ready.set()
+
+
+async def _any_within(seconds: float, *futures: asyncio.Future[Any]) -> bool:
+    """Whether any of them is done, waiting for it a while."""
+    done, _ = await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)

@@ -69,7 +69,8 @@ class Relay:
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            exchange.ended(CallStatus.INTERRUPTED, "the proxy was stopped before the answer ended")
+            if exchange.status is CallStatus.ABORTED:  # else it is being recorded as it ended
+                exchange.ended(CallStatus.INTERRUPTED, "the proxy was stopped before the answer ended")
             raise
         finally:
             # Also when the server shuts down: cancelling the work closes the connection, and vLLM stops generating.

@@ -5,6 +5,7 @@ else passes through unchanged, unknown fields included. Nothing is ever re-token
 missing, with its reason.
 """
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +26,9 @@ _LOGPROBS = b'"logprobs":{"content":[{'
 _LAST_ENTRY = b'"top_logprobs":['
 _LISTS_END = b"]}]}"
 _OBJECT_IN_OBJECT = b'":{"'
-_CUT = "cut"
-_CUT_LOGPROBS = b'"logprobs":"cut"'
+_CUT = secrets.token_hex(8)
+"""Stands where logprobs stood: what no engine says by itself."""
+_CUT_LOGPROBS = f'"logprobs":"{_CUT}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,10 @@ class Shown:
         short = data if self._wanted.token_ids else _without_prompt_ids(data)
         ids_cut = short is not data
         short, cut = (short, 0) if self._wanted.logprobs else _without_logprobs(short)
-        parsed = orjson.loads(short)
+        try:
+            parsed = orjson.loads(short)
+        except orjson.JSONDecodeError:  # or it was no JSON before
+            return orjson.loads(data)
         if (ids_cut and parsed.get("prompt_token_ids", "not here") is not None) or cut != _count_cut(parsed):
             return orjson.loads(data)  # what was cut stood in something else
         return parsed

@@ -220,6 +220,80 @@ async def test_calls_that_end_while_and_after_a_recorder_is_closed_are_kept(tmp_
         file.close()
 
 
+async def test_a_file_that_has_been_let_go_of_is_not_taken_for_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that waits for the database first may come back to it late."""
+    monkeypatch.setattr("proxy.journal.FILE_BYTES", 0)
+    first, second = conversation(2)
+    journal = Journal(tmp_path)
+    file = journal.write(first)
+    assert file is not None
+    journal.flush()
+    journal.begin(second.origin, second.body)
+    other = os.open(tmp_path, os.O_RDONLY)
+    assert other == file.descriptor
+    assert not await journal.sync(file)
+    os.close(other)
+    journal.close()
+
+
+class Slow:
+    """A disk that does not answer the first time until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+
+    async def fdsync(self, _descriptor: int) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            await self.answers.wait()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_a_loop_that_cancels_all_its_tasks_ends_and_keeps_the_calls_that_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a second Ctrl-C, which leaves nothing to a recorder but to be closed."""
+    calls, disk = conversation(6), Slow()
+    monkeypatch.setattr(caio, "AsyncioContext", lambda *_, **__: disk)
+    recorder = Recorder(Settings(upstream="http://127.0.0.1:1/v1", spool=tmp_path))
+    entries = [recorder.journal.begin(call.origin, call.body) for call in calls]
+    for call, entry in zip(calls, entries, strict=True):
+        for when, piece in call.pieces:
+            recorder.journal.piece(entry, piece, when)
+    recording = [asyncio.ensure_future(recorder.record(entries[0], calls[0]))]
+    await disk.asked.wait()
+    recording += [asyncio.ensure_future(recorder.record(*ended)) for ended in zip(entries[1:], calls[1:], strict=True)]
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.wait_for(recorder.close(), 20)
+    await asyncio.gather(*recording, return_exceptions=True)
+    files = [JournalFile(path) for path in files_in(tmp_path)]
+    assert sorted((call for file in files for call in file.ended(math.inf)), key=calls.index) == calls
+    for file in files:
+        file.close()
+
+
+async def test_a_call_that_waits_for_the_disk_when_the_server_stops_ends_once_as_it_ended(
+    start_proxy: ProxyFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Slow()
+    monkeypatch.setattr(caio, "AsyncioContext", lambda *_, **__: disk)
+    async with start_proxy(lambda _: Turn("Hi"), commit_first=False, drain_s=1) as proxy:
+        asked = asyncio.ensure_future(ask(proxy, "run-1"))
+        asked.add_done_callback(lambda _: disk.answers.set())
+        await disk.asked.wait()
+    assert isinstance(asked.exception(), AssertionError)  # it was cut
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    assert statuses(store) == ["ok"]
+    assert store.counters() == {}
+    store.close()
+
+
 def refused(*_: object, **__: object) -> None:
     raise OSError("too few locked pages")
 

@@ -5,11 +5,12 @@ import signal
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from proxy import beside, recorder
 from proxy.beside import STARVED_S, STUCK_S, Watchdog
 from proxy.progress import Progress
-from tests.conftest import ProxyFactory, until
+from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
 
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
@@ -44,17 +45,23 @@ async def test_a_writer_that_stands_still_is_replaced_and_no_call_is_lost(
 ) -> None:
     monkeypatch.setattr(beside, "STUCK_S", 3.0)
     monkeypatch.setattr(recorder, "WATCH_S", 0.2)
-    async with start_proxy(lambda _: Turn("Hi"), writer_process=True, commit_first=False) as proxy:
-        progress = Progress(proxy.settings.spool)
-        await until(lambda: progress.alive[0] != 0)
-        writer, _ = progress.alive
-        assert writer != os.getpid()
-        os.kill(writer, signal.SIGSTOP)
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(f"{proxy.url}/t/run-1/v1/chat/completions", json=BODY) as response,
-        ):
-            assert response.status == 200
-        await until(lambda: [t.calls for t in proxy.store.trajectories()] == [1], 30)
-        assert progress.alive[0] not in (0, writer)
-        progress.close()
+    with capture_logs() as said:
+        async with start_proxy(lambda _: Turn("Hi"), writer_process=True, commit_first=False) as proxy:
+            await _replaced(proxy)
+    assert [line["event"] for line in said].count("writer ended: it had done nothing for long") == 1
+
+
+async def _replaced(proxy: Proxy) -> None:
+    progress = Progress(proxy.settings.spool)
+    await until(lambda: progress.alive[0] != 0)
+    writer, _ = progress.alive
+    assert writer != os.getpid()
+    os.kill(writer, signal.SIGSTOP)
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(f"{proxy.url}/t/run-1/v1/chat/completions", json=BODY) as response,
+    ):
+        assert response.status == 200
+    await until(lambda: [t.calls for t in proxy.store.trajectories()] == [1], 30)
+    assert progress.alive[0] not in (0, writer)
+    progress.close()
