@@ -128,6 +128,8 @@ def pin(
         mosaic policy pin 5
         mosaic policy pin --off
     """
+    if off and version is not None:
+        raise typer.BadParameter("--off lets go of whatever is pinned; leave out the number")
     store = Store(load(database=database).database, create=False)
     if off:
         store.pin(None)

@@ -263,6 +263,8 @@ def test_a_pinned_version_stays_until_it_is_let_go(place: Place) -> None:
         with pytest.raises(PublishError, match="pinned at version 2"):
             refused()
     assert len(place.store.jobs()) == 1
+    with pytest.raises(SystemExit, match="2"):
+        place.command("pin", "1", "--off")
     assert place.command("pin", "--off") == "no version is pinned\n"
     assert run_job(place.store, place.settings).version == 3
 
