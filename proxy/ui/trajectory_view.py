@@ -91,8 +91,8 @@ class Axis:
             if number:
                 at += min(start - busy[number - 1][1], longest)
             self._times += [start, end]
-            self._places += [at, at + end - start]
-            at += end - start
+            self._places += [at, at + (end - start)]
+            at = self._places[-1]
         self._whole = _at_least(at)
 
     def x(self, when: float) -> float:

@@ -91,6 +91,7 @@ def test_sessions_whose_parents_are_unknown_or_themselves_are_shown_all_the_same
 
 @given(SPANS)
 @example([(0.0, 7.9e-308), (1.0, 1.0)])
+@example([(0.0, 0.0), (262144.0, 262144.0078125)])
 def test_time_runs_to_the_right_inside_the_picture(spans: list[tuple[float, float]]) -> None:
     axis = Axis(spans)
     places = [axis.x(when) for when in sorted(when for span in spans for when in span)]
