@@ -333,7 +333,7 @@ class _Disk:
     """Has the kernel wait for the disk and wake the loop.
 
     A thread of ours, once it has waited, asks for the interpreter's lock, and while it does, every system call of the
-    loop wakes it in vain: a tenth of what a call costs.
+    loop wakes it in vain.
     """
 
     def __init__(self) -> None:
@@ -367,5 +367,7 @@ def _context() -> AsyncioContextBase:
         except (OSError, SystemError, MemoryError) as error:  # too few locked pages, contexts or descriptors
             refused = error
         else:
+            if refused is not None:
+                log.info("the disk is waited for in another way", way=way.__module__, refused=str(refused))
             return context
     raise OSError(f"no way to wait for the disk: {refused}")

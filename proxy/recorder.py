@@ -86,7 +86,7 @@ class Recorder:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             raise
-        if self.journal.behind():
+        if self.journal.behind() and not self._closing.is_set():
             await self._room()
 
     async def _settle(self, entry: Entry | None, trace: Trace, file: File | None) -> None:

@@ -170,7 +170,7 @@ class Shown:
             parsed = orjson.loads(short)
         except orjson.JSONDecodeError:  # or it was no JSON before
             return orjson.loads(data)
-        if (ids_cut and parsed.get("prompt_token_ids", "not here") is not None) or cut != _count_cut(parsed):
+        if (ids_cut and parsed.get("prompt_token_ids", "not here") is not None) or (cut and cut != _count_cut(parsed)):
             return orjson.loads(data)  # what was cut stood in something else
         return parsed
 

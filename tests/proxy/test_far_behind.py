@@ -11,6 +11,7 @@ import pytest
 
 from mosaic.settings import Settings
 from proxy import journal, writer
+from proxy.progress import Progress
 from proxy.reading import JournalFile, files_in
 from proxy.recorder import Recorder
 from proxy.trace import Trace
@@ -53,6 +54,22 @@ async def test_a_call_waits_no_longer_than_it_may(tmp_path: Path) -> None:
         await asyncio.wait_for(recording(recorder, call), 10)
     assert recorder.figures()["waits_given_up"] >= 1
     await recorder.close()
+
+
+async def test_a_call_that_ends_after_the_recorder_waits_for_no_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(Settings(upstream="http://127.0.0.1:1/v1", spool=tmp_path, store_wait_s=60))
+    *calls, last = conversation(4)
+    for call in calls:
+        await asyncio.wait_for(recording(recorder, call), 10)
+    entry = recorder.journal.begin(last.origin, last.body)
+    await recorder.close()
+    assert recorder.journal.behind()
+    rung: list[None] = []
+    monkeypatch.setattr(Progress, "wake", lambda _: rung.append(None))  # its descriptor may be another's by now
+    await asyncio.wait_for(recorder.record(entry, last), 10)
+    assert rung == []
 
 
 async def test_a_file_goes_as_soon_as_its_calls_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

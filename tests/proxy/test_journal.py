@@ -13,6 +13,7 @@ import caio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from mosaic.capture import CallStatus, Fidelity
 from mosaic.settings import Settings
@@ -340,6 +341,10 @@ async def test_a_disk_that_refuses_to_sync_is_told_of(tmp_path: Path) -> None:
     assert (file.torn, journal.failures) == (True, 1)
     whole = journal.write(call)
     assert whole not in (None, file)
+    with capture_logs() as told:
+        for _ in range(20):
+            journal._failed(OSError("full"))
+    assert (len(told), journal.failures) == (0, 21)  # within a second of the first one all are counted, and one is told
     journal.close()
     for descriptor in (out, into):
         os.close(descriptor)
