@@ -23,8 +23,7 @@ DONE = b"[DONE]"
 _PROMPT_IDS = b'"prompt_token_ids":'
 # Quotes that nothing escapes are no part of a text: in valid JSON, these bytes are what they look like.
 _LOGPROBS = b'"logprobs":{"content":[{'
-_LAST_ENTRY = b'"top_logprobs":['
-_LISTS_END = b"]}]}"
+_LOGPROBS_END = b'"top_logprobs":[]}]}'
 _OBJECT_IN_OBJECT = b'":{"'
 _CUT = secrets.token_hex(8)
 """Stands where logprobs stood: what no engine says by itself."""
@@ -163,13 +162,13 @@ class Shown:
 
     def _read(self, data: bytes) -> Any:
         """What the engine says; of what goes no further, most is not even read."""
-        short = data if self._wanted.token_ids else _without_prompt_ids(data)
-        ids_cut = short is not data
-        short, cut = (short, 0) if self._wanted.logprobs else _without_logprobs(short)
+        plain, cut = (data, 0) if self._wanted.logprobs else _without_logprobs(data)
+        short = plain if self._wanted.token_ids else _without_prompt_ids(plain)
         try:
             parsed = orjson.loads(short)
         except orjson.JSONDecodeError:  # or it was no JSON before
             return orjson.loads(data)
+        ids_cut = short is not plain
         if (ids_cut and parsed.get("prompt_token_ids", "not here") is not None) or (cut and cut != _count_cut(parsed)):
             return orjson.loads(data)  # what was cut stood in something else
         return parsed
@@ -184,11 +183,11 @@ class Shown:
         wanted = self._wanted
         if usage:
             parsed.pop("usage", None)
-        holders = [(parsed, "prompt_token_ids"), *((c, "token_ids") for c in parsed.get("choices") or ())]
-        for holder, name in holders:
-            if not wanted.token_ids and name in holder:
-                holder[name] = None
+        if not wanted.token_ids and "prompt_token_ids" in parsed:
+            parsed["prompt_token_ids"] = None
         for choice in parsed.get("choices") or ():
+            if not wanted.token_ids and "token_ids" in choice:
+                choice["token_ids"] = None
             if not wanted.logprobs and choice.get("logprobs") is not None:
                 choice["logprobs"] = None
             said = choice.get("delta") or choice.get("message")
@@ -314,12 +313,14 @@ def inexact_reason(
     return None if usage.get("prompt_tokens") == len(prompt_ids) else "prompt_tokens_differ"
 
 
+# Both look from the right: what stands there is plainer than what the letters of these names occur in, and CPython
+# skips it several times as fast.
 def _without_prompt_ids(data: bytes) -> bytes:
     """The same JSON with null in the place of the one plain list that is called so; unchanged where it is not that."""
-    name = data.find(_PROMPT_IDS)
+    name = data.rfind(_PROMPT_IDS)
     begin = name + len(_PROMPT_IDS)
     end = data.find(b"]", begin)
-    if name < 0 or end < 0 or not data.startswith(b"[", begin) or data.find(_PROMPT_IDS, end) >= 0:
+    if name < 0 or end < 0 or not data.startswith(b"[", begin) or data.rfind(_PROMPT_IDS, 0, name) >= 0:
         return data
     if data.find(b"[", begin + 1, end) >= 0 or data.find(b'"', begin, end) >= 0:
         return data
@@ -329,16 +330,14 @@ def _without_prompt_ids(data: bytes) -> bytes:
 def _without_logprobs(data: bytes) -> tuple[bytes, int]:
     """The same JSON with `_CUT` in the places of logprobs of the usual shape, and how many; unchanged where one has
     another."""
-    parts: list[bytes] = []
-    begin = 0
-    while (name := data.find(_LOGPROBS, begin)) >= 0:
-        inside = name + len(_LOGPROBS)
-        end = data.find(_LISTS_END, inside)
-        if not data.endswith(_LAST_ENTRY, inside, end) or data.find(_OBJECT_IN_OBJECT, inside, end) >= 0:
+    before, *found = data.rsplit(_LOGPROBS)
+    behind = []
+    for part in found:
+        end = part.rfind(_LOGPROBS_END)
+        if end < 0 or part.rfind(_OBJECT_IN_OBJECT, 0, end) >= 0:
             return data, 0
-        parts.append(data[begin:name])
-        begin = end + len(_LISTS_END)
-    return (_CUT_LOGPROBS.join([*parts, data[begin:]]), len(parts)) if parts else (data, 0)
+        behind.append(part[end + len(_LOGPROBS_END) :])
+    return _CUT_LOGPROBS.join([before, *behind]), len(found)
 
 
 def _count_cut(parsed: Mapping[str, Any]) -> int:
