@@ -19,11 +19,10 @@ def with_members(raw: bytes, body: Mapping[str, Any], members: Mapping[str, Any]
 
     Raises `RecursionError` when it is nested too deeply.
     """
-    here = {name: value for name, value in members.items() if name in body}
-    new = {name: value for name, value in members.items() if name not in body}
+    here = members.keys() & body.keys()
     if here:
-        raw = _replaced(raw, here)
-    if new:
+        raw = _replaced(raw, {name: members[name] for name in here})
+    if new := {name: value for name, value in members.items() if name not in here} if here else members:
         head = raw.rstrip()[:-1]
         raw = head + (b"" if head.rstrip().endswith(b"{") else b",") + orjson.dumps(new)[1:]
     return raw

@@ -59,6 +59,8 @@ ENTRY = {"token": "a", "logprob": -1.0, "bytes": None, "top_logprobs": []}
 @given(choices=CHOICES, beside=LOGPROBS)
 @example(choices=[{"logprobs": {"content": [{**ENTRY, "top_logprobs": [ENTRY]}, ENTRY]}}], beside=None)
 @example(choices=[{"logprobs": "cut"}], beside={"content": [ENTRY]})
+@example(choices=[{"logprobs": {"content": [ENTRY]}, "message": {"x": [ENTRY]}}], beside=None)
+@example(choices=[{"logprobs": {"content": [ENTRY], "refusal": None}, "message": {"x": [ENTRY]}}], beside=None)
 def test_only_the_choices_own_logprobs_are_taken_out(spaced: bool, choices: list[dict[str, Any]], beside: Any) -> None:
     answer = {"x": {"logprobs": beside}, "choices": choices, "y": {"logprobs": beside}}
     body = json.dumps(answer).encode() if spaced else orjson.dumps(answer)
