@@ -70,3 +70,10 @@ def test_only_the_choices_own_logprobs_are_taken_out(spaced: bool, choices: list
     assert orjson.loads(Shown(NOTHING, "call-1").whole(body)) == shown
     asked = Wanted(logprobs=True, token_ids=True, stream=False, stream_usage=False)
     assert orjson.loads(Shown(asked, "call-1").whole(body)) == answer
+
+
+def test_an_answer_that_is_cut_anywhere_passes_as_it_is() -> None:
+    choice = {"index": 0, "message": {"content": "a"}, "logprobs": {"content": [ENTRY]}, "token_ids": [1]}
+    body = orjson.dumps({"prompt_token_ids": [1, 2], "choices": [choice, choice]})
+    for end in range(len(body)):
+        assert Shown(NOTHING, "call-1").whole(body[:end]) == body[:end]
