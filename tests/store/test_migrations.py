@@ -134,7 +134,7 @@ def test_an_upgrade_of_sqlite_gives_no_row_number_that_was_pruned_before(tmp_pat
     made = create_engine(url)
     with made.begin() as connection:
         migrate(connection, "0005")
-        connection.execute(text("insert into sqlite_sequence (name, seq) values ('calls', 41)"))
+        connection.execute(text("update sqlite_sequence set seq = 41 where name = 'calls'"))
     made.dispose()
     upgrade(url)
     store = Store(url)
