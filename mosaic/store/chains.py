@@ -19,6 +19,8 @@ from mosaic.store.statements import Statement, among, listed
 
 RECENT_MESSAGES = 100_000
 """Messages whose numbers are remembered."""
+MAX_KEPT = 4 * 2**20
+"""Characters of texts whose digests are remembered: requests repeat their history."""
 
 Numbers = Mapping[str | None, int | None]
 """Digest -> number; of what stands before the first message, None."""
@@ -34,6 +36,9 @@ class Chains:
         """Digest -> what the transaction may have to add, those that others stand on first."""
         self._numbers: dict[str | None, int | None] = {}
         """Of what the transaction refers to."""
+        self._digests: dict[tuple[str | None, str, str], str] = {}
+        """(Digest before it, role, text) -> digest, of messages that are a text."""
+        self._kept = 0
 
     def begin(self) -> None:
         """Forget what a transaction that failed was to add."""
@@ -43,8 +48,7 @@ class Chains:
         """Messages that stand after `parent`, the `depth`-th; returns the digest of the whole and its length."""
         rows = []
         for message in messages:
-            body = dump(message)
-            name = digest(body, parent)
+            name, body = self._named(message, parent)
             rows.append((name, parent, depth, message, body))
             parent, depth = name, depth + 1
         unknown = len(rows)
@@ -57,9 +61,24 @@ class Chains:
                 "parent_id": before,
                 "depth": at,
                 "role": role,
-                "body": body.decode(),
+                "body": (body or dump(message)).decode(),
             }
         return parent, depth
+
+    def _named(self, message: Message, parent: str | None) -> tuple[str, bytes | None]:
+        """A message's digest, and its body where that had to be made for it."""
+        role, content = message.get("role"), message.get("content")
+        if len(message) != 2 or type(role) is not str or type(content) is not str:
+            body = dump(message)
+            return digest(body, parent), body
+        if (known := self._digests.get((parent, role, content))) is not None:
+            return known, None
+        if self._kept > MAX_KEPT:
+            self._digests, self._kept = {}, 0
+        body = dump(message)
+        name = self._digests[parent, role, content] = digest(body, parent)
+        self._kept += len(content) + 500
+        return name, body
 
     def _is_known(self, name: str) -> bool:
         if name in self._new or name in self._numbers:
