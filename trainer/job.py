@@ -108,7 +108,6 @@ def run_job(
     is published) stays where it is for the next run; whatever else is raised fails it. Raises `NothingToTrain` without
     a signal, `LeaseTaken` while another job runs, `EngineError`, `TrainError` or `PublishError` on failure.
     """
-    rule(settings.train)  # a setting that cannot be used is said at once
     check_trackers(settings.train)
     gate_of(settings)
     with held(store, LEASE) as lease:
