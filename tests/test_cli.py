@@ -68,8 +68,9 @@ def test_a_reward_may_be_negative_but_not_infinite(tmp_path: Path, database: str
     assert mosaic(tmp_path, "reward", "run-17", "-1.0", "--database", database).returncode == 0
     (listed,) = json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout)
     assert listed["reward"] == -1
-    for odd in ("nan", "inf", "-1e300"):
-        assert "finite" in mosaic(tmp_path, "reward", "run-17", odd, "--database", database).stderr
+    for odd in ("nan", "inf", "-1e300", "abc"):
+        refused = mosaic(tmp_path, "reward", "run-17", odd, "--database", database)
+        assert (refused.returncode, "number" in refused.stderr) == (2, True)
 
 
 FIRST_RELEASE = Path(__file__).parent / "store" / "first_release.sql"
