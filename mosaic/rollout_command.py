@@ -18,7 +18,7 @@ import typer
 from mosaic.client import Client
 from mosaic.db_commands import seconds
 from mosaic.errors import SettingsError
-from mosaic.functions import load_function
+from mosaic.functions import check_agent, load_function
 from mosaic.keys import agent_key
 from mosaic.rollout.attempt import Agent, Outcome, Result, check_placeholders
 from mosaic.rollout.local import Processes
@@ -147,7 +147,7 @@ def _agent(command: list[str], function: str | None, timeout_s: float | None, an
     if bool(command) == (function is not None):
         raise SettingsError("give one agent.", "Its command line after `--`, or --function module:function.")
     if function is not None:
-        load_function(function)
+        check_agent(function)
         path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
         called = (sys.executable, "-m", "mosaic.function_agent", function)
         return Agent(called, here, timeout_s, any_status, (("PYTHONPATH", path),))
