@@ -20,7 +20,7 @@ from mosaic.db_commands import seconds
 from mosaic.errors import SettingsError
 from mosaic.functions import check_agent, load_function
 from mosaic.keys import agent_key
-from mosaic.rollout.attempt import Agent, Outcome, Result, check_placeholders
+from mosaic.rollout.attempt import Agent, Outcome, Result, check_placeholders, hides_the_task
 from mosaic.rollout.local import Processes
 from mosaic.rollout.rollout import ATTEMPTS, Executor, Plan, Report, Rollout, first_failure, scorer_failures
 from mosaic.rollout.scoring import Scoring
@@ -32,6 +32,11 @@ from mosaic.terminal import JSON, counted, print_json, print_table, progress
 
 SHOWN = 50
 """Most tasks that the final table lists."""
+
+UNTOLD = (
+    "mosaic: nothing in the agent's command gives it its task. Write {prompt} where the task belongs, or {task_file}; "
+    "an agent that reads MOSAIC_TASK or MOSAIC_TASK_FILE by itself needs neither."
+)
 
 
 class Executors(StrEnum):
@@ -79,6 +84,8 @@ def rollout(
     found = read_tasks(tasks)
     agent = _agent(command or [], function, None if timeout is None else seconds(timeout, "--timeout"), any_status)
     check_placeholders(agent.command, found)
+    if function is None and hides_the_task(agent):
+        typer.echo(UNTOLD, err=True)
     scoring = _scoring(score, score_function, seconds(score_timeout, "--score-timeout"))
     name = run or _new_name(tasks)
     address = (proxy or f"http://{settings.host}:{settings.port}").rstrip("/")

@@ -130,6 +130,13 @@ async def test_a_run_that_is_asked_to_end_takes_its_agents_with_it_and_says_how_
         assert not (tmp_path / "var/rollouts/r1/attempts.jsonl").exists()
 
 
+@pytest.mark.parametrize(("agent", "hints"), [(("true",), 1), (("true", "{prompt}"), 0)])
+async def test_an_agent_that_never_sees_its_task_is_a_hint(tmp_path: Path, agent: tuple[str, ...], hints: int) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    _, _, err = await mosaic(tmp_path, "tasks.jsonl", "--run", "a.b", "--", *agent)  # a name that is refused later
+    assert err.count("Write {prompt} where the task belongs") == hints, err
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
