@@ -38,7 +38,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
     if as_json:
         print_json([{**asdict(one), "serves": one.version == live} for one in found])
         return
-    print_table("version state weights_of live_since gap job path", [_row(one, live) for one in found])
+    print_table("ver. state weights_of live_since gap path", [_row(one, live) for one in found])
     if not live:
         typer.echo(FIRST)
 
@@ -46,7 +46,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
 def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
     gap = one.verification.get("gap_mean")
     state, since = state_of(one, live) + (" pinned" if one.pinned else ""), _shown("live_at", one.live_at)
-    return one.version, state, one.restores, since, None if gap is None else f"{gap:.2g}", one.job_id, one.path
+    return one.version, state, one.restores, since, None if gap is None else f"{gap:.2g}", one.path
 
 
 def _shown(name: str, value: object) -> object:
