@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import structlog
@@ -19,7 +18,7 @@ import structlog
 from mosaic.errors import StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion, live_of, serves
+from mosaic.store.policies import PolicyVersion, live_of, serves, started_on
 from proxy.lookups import Lookups
 from proxy.upstream import Target, Upstream
 
@@ -162,13 +161,4 @@ class Weights:
             raise ValueError(f"it answered {status}")
         said = told.get("weight_version") if status == 200 else None
         _, listed = await self._upstream.get(f"{base}/models")
-        return None if said is None else str(said), _root(listed["data"], self._model)
-
-
-def _root(models: list[dict[str, Any]], name: str | None) -> Path | None:
-    """The folder of the policy; None where it is not said, or is a link that this machine does not see."""
-    model = next((one for one in models if name in (None, one["id"])), {})
-    root = model.get("root")
-    if not isinstance(root, str) or "\0" in root or (model.get("parent") and not Path(root).exists()):
-        return None
-    return Path(root)
+        return None if said is None else str(said), started_on(listed["data"], self._model, unseen=False)

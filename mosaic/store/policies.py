@@ -5,7 +5,7 @@ that are put back get a number of their own (`restores`), so that every token's 
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,24 @@ def live_of(found: Sequence[PolicyVersion]) -> PolicyVersion | None:
     return next((one for one in reversed(found) if one.state == "live"), None)
 
 
+def started_on(models: Iterable[Mapping[str, Any]], name: str | None, *, unseen: bool = True) -> Path | None:
+    """The folder, or an adapter's link, from which an engine had the policy when it started, by its list of models.
+
+    None where it does not say. `name`: under which the policy is served; None: the first of them. Without `unseen` a
+    link that this machine does not see says nothing either, since nobody knows where it leads.
+    """
+    model: Mapping[str, Any] = next((one for one in models if name in (None, one["id"])), {})
+    root = model.get("root")
+    if not isinstance(root, str) or "\0" in root:
+        return None
+    return Path(root) if unseen or not model.get("parent") or Path(root).exists() else None
+
+
 def serves(found: Sequence[PolicyVersion], said: str | None, root: Path | None) -> bool | None:
     """Whether an engine serves the live weights, or those that are being put live; None when it does not say enough.
 
     `said`: its `weight_version`, a number once it was given weights and a word of its own before that; None where it
-    does not tell. `root`: the folder from which it says that it had the policy when it started.
+    does not tell. `root`: what `started_on` says.
     """
     live = live_of(found)
     if live is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mosaic.errors import EngineError
-from mosaic.store.policies import serves
+from mosaic.store.policies import serves, started_on
 from proxy.doctor.asking import Engine
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
@@ -92,8 +92,8 @@ def weights(subject: Subject) -> Iterator[Finding]:
     versions = subject.store.versions()
     for engine in subject.up:
         told = engine.ask("/weight_info").json.get("weight_version")
-        said, root = None if told is None else str(told), _root(subject, engine)
-        live_there = serves(versions, said, None if root is None else Path(root))
+        said, root = None if told is None else str(told), started_on(engine.models, subject.model, unseen=False)
+        live_there = serves(versions, said, root)
         if live_there:
             yield ok(f"engine {engine.base} serves version {live} ({path})")
         elif live_there is None:
@@ -122,12 +122,6 @@ def swapping(subject: Subject) -> Iterator[Finding]:
         yield from _adapter(subject, engine)
 
 
-def _root(subject: Subject, engine: Engine) -> str | None:
-    """The folder from which an engine says that it has the policy."""
-    said = next((model.get("root") for model in engine.models if model["id"] == subject.model), None)
-    return said if isinstance(said, str) and "\0" not in said else None
-
-
 def _trains(subject: Subject) -> bool:
     """Whether anybody means to train, and not only to record."""
     settings, store = subject.settings, subject.store
@@ -140,7 +134,7 @@ def _adapter(subject: Subject, engine: Engine) -> Iterator[Finding]:
     folder = subject.settings.train.model
     if folder is None or not (folder / "adapter_config.json").is_file():
         return
-    root = Path(_root(subject, engine) or "")
+    root = started_on(engine.models, subject.model) or Path()
     if not root.is_absolute() or not root.is_symlink():
         step = "Start vLLM with --enable-lora --lora-modules NAME=LINK; `mosaic policy adapter` makes the link."
         what = f"engine {engine.base} does not read its adapter from a symbolic link, but from {root}"

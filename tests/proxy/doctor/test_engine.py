@@ -98,6 +98,15 @@ async def test_an_engine_that_was_started_anew_on_old_weights(tmp_path: Path) ->
         only(await asked(old, "weights"), Level.WRONG, "does not serve version 1")
 
 
+async def test_an_adapter_that_is_read_from_a_link_that_is_not_seen_from_here_is_believed(tmp_path: Path) -> None:
+    store = Store(settings_of(tmp_path).database)
+    store.version_live(store.new_version(str(tmp_path / "v1"), None))
+    store.close()
+    adapter = {"id": "policy", "root": "/elsewhere/adapter-live", "parent": "base"}
+    async with Administered(models=[adapter]).serve() as url:
+        only(await asked(settings_of(tmp_path, url), "weights"), Level.NOTE, "does not say which weights")
+
+
 async def test_weights_that_were_put_back_go_by_their_first_number_too(tmp_path: Path) -> None:
     store = Store(settings_of(tmp_path).database)
     store.version_live(store.new_version(str(tmp_path / "v1"), None))
