@@ -25,6 +25,7 @@ from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store, trained_tokens
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
+from mosaic.store.policies import LEASE
 from trainer.batches import Normalisation
 from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
@@ -38,8 +39,6 @@ from trainer.selection import Selection, choose, nothing, rule
 from trainer.tracking import Tracking, check_trackers
 from trainer.trained_logprobs import load_logprobs
 
-LEASE = "training"
-"""Who holds it may train and change what the engines serve."""
 MAX_ATTEMPTS = 3
 """A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
 CALLS_AT_ONCE = 200

@@ -10,7 +10,7 @@ from mosaic.errors import SettingsError
 from mosaic.lease import held
 from mosaic.settings import load
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion
+from mosaic.store.policies import LEASE, PolicyVersion
 from mosaic.terminal import DATABASE, JSON, print_json, print_table
 from trainer.policies import before, find, listed, put_back, state_of, weights_of
 
@@ -18,7 +18,6 @@ app = typer.Typer(help="List policy versions, go back to one, pin one, make a fi
 
 UPSTREAM = typer.Option(None, help="Base URL of the vLLM that serves the policy.")
 MODEL = typer.Option(None, help="Checkpoint that the engine started with (until a job has run).")
-LEASE = "training"
 FIRST = "version 0 is live: the checkpoint that the engine started with"
 PATHLESS = "its path is known once a job has published"
 
