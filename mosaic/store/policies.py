@@ -4,6 +4,7 @@ A version is `loading` until the engines have it, `live` from then on, or `faile
 that are put back get a number of their own (`restores`), so that every token's version stays known.
 """
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def started_on(models: Iterable[Mapping[str, Any]], name: str | None, *, unseen:
     root = model.get("root")
     if not isinstance(root, str) or "\0" in root:
         return None
-    return Path(root) if unseen or not model.get("parent") or Path(root).exists() else None
+    return Path(root) if unseen or not model.get("parent") or os.path.exists(root) else None
 
 
 def serves(found: Sequence[PolicyVersion], said: str | None, root: Path | None, *, at_work: bool) -> bool | None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from mosaic.errors import StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import LEASE, PolicyVersion, serves
+from mosaic.store.policies import LEASE, PolicyVersion, serves, started_on
 from proxy import weights
 from proxy.lookups import Lookups
 from proxy.recorder import Recorder
@@ -173,6 +173,14 @@ def version(number: int, path: str, state: str = "live", restores: int | None = 
 def test_what_an_engine_says_of_its_weights(said: str | None, root: str | None, expected: bool | None) -> None:
     found = [version(1, FIRST), version(2, SECOND), version(3, "/models/bad", "failed")]
     assert serves(found, said, None if root is None else Path(root), at_work=False) is expected
+
+
+@pytest.mark.parametrize("root", [None, 7, "/a\0b", "/" + "x" * 5000, "/somewhere/else/link"])
+def test_a_folder_that_says_nothing_is_none(root: object) -> None:
+    models: list[dict[str, object]] = [{"id": "base", "root": SECOND}, {"id": "policy", "root": root, "parent": "base"}]
+    assert started_on(models, "policy", unseen=False) is None
+    assert started_on(models, None, unseen=False) == started_on(models, "base") == Path(SECOND)
+    assert started_on([], "policy") is None
 
 
 def test_weights_that_are_being_put_live_or_were_put_back_are_served_rightly() -> None:
