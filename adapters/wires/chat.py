@@ -45,7 +45,7 @@ class Wanted:
     stream_usage: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Captured:
     """What an answer holds once it has ended."""
 

@@ -85,8 +85,7 @@ class Lineage:
         remember(pool, request, placement)
         ended = endings(pool, request, placement)
         over = rolled_over(pool, placement) if call.trajectory_id is None else ()
-        if ended or over:
-            placement = replace(placement, ended=ended, rolled_over=over)
+        placement.ended, placement.rolled_over = ended, over
         self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
         return placement

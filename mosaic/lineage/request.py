@@ -18,7 +18,7 @@ SAME_TOOLS = 0.5
 """Share of tools in common from which two tool lists are one that changed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """One choice of the answer."""
 
