@@ -28,7 +28,9 @@ _ESCAPE = re.compile(r"(?<!\\)\\+[nrt]")  # a run of backslashes is tried from i
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _RESULT_ROLES = frozenset({"tool", "function"})
 _SPEAKERS = frozenset({"user", "assistant"})
-_SAMPLED = frozenset({"assistant", "call"})
+_TWICE = frozenset({("user", "user"), ("assistant", "assistant")})
+SAMPLED = frozenset({"assistant", "call"})
+"""Roles of what a model said."""
 
 
 @dataclass(slots=True)  # not frozen: made for every call, in a third of the time
@@ -48,7 +50,7 @@ class Item:
     @property
     def sampled(self) -> bool:
         """True for what a model said, false for what it was told."""
-        return self.role in _SAMPLED
+        return self.role in SAMPLED
 
     @property
     def strings(self) -> Iterator[tuple[str, str]]:
@@ -111,7 +113,7 @@ def items(messages: Iterable[Message]) -> list[Item]:
 
 def joined(found: list[Item]) -> list[Item]:
     """The same with neighbouring texts of one role as one."""
-    if not any(a.role == b.role and a.role in _SPEAKERS for a, b in pairwise(found)):
+    if _TWICE.isdisjoint(pairwise([item.role for item in found])):
         return found
     whole: list[Item] = []
     for role, alike in groupby(found, lambda item: item.role):
@@ -151,10 +153,13 @@ def reminders(messages: Iterable[Message]) -> Iterator[str]:
             yield from _REMINDER.findall(text)
 
 
-def chain(found: Sequence[Item], start: tuple[int, int] = (0, 0)) -> list[int]:
-    """Hash of every prefix: element k covers the first k + 1 items; the results of one batch come in any order."""
+def chain(found: Sequence[Item], state: int = 0) -> list[int]:
+    """Hash of every prefix: element k covers the first k + 1 items; the results of one batch come in any order.
+
+    `state`: hash of what comes before and ends with no result.
+    """
     hashes: list[int] = []
-    state, batch = start
+    batch = 0
     for item in found:
         if item.role == "result":
             batch += hash(item.text)

@@ -1,6 +1,7 @@
 """What lineage decides: where a call stands, why, and how sure that is.
 
-Once a call is placed nobody changes them; they are not `frozen` only because that makes an `__init__` three times as slow.
+Once a call is placed nobody changes them; they are not `frozen` only because that makes an `__init__` three times as
+slow.
 """
 
 from collections.abc import Mapping
