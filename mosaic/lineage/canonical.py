@@ -24,10 +24,13 @@ _REMINDER = re.compile(r"<system-reminder>(.*?)(?:</system-reminder>|$)", re.DOT
 _THOUGHT = re.compile(r"^\s*(?:<think(?:ing)?>)?.*?</think(?:ing)?>", re.DOTALL)
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*")
 _WORD = re.compile(r"\w+")
+_WORDS_OF_ASCII = "".join(char if _WORD.match(char) else " " for char in map(chr, range(128)))
+"""ASCII with a space in the place of what stands in no word: cutting at spaces takes a quarter of the pattern's time."""
 _ESCAPE = re.compile(r"(?<!\\)\\+[nrt]")  # a run of backslashes is tried from its begin alone
-_SYSTEM_ROLES = frozenset({"system", "developer"})
-_RESULT_ROLES = frozenset({"tool", "function"})
-_SPEAKERS = frozenset({"user", "assistant"})
+# Tuples: a role may be anything, also what has no hash.
+_SYSTEM_ROLES = "system", "developer"
+_RESULT_ROLES = "tool", "function"
+_SPEAKERS = "user", "assistant"
 _TWICE = frozenset({("user", "user"), ("assistant", "assistant")})
 SAMPLED = frozenset({"assistant", "call"})
 """Roles of what a model said."""
@@ -93,7 +96,7 @@ def items(messages: Iterable[Message]) -> list[Item]:
     found: list[Item] = []
     for message in messages:
         role = message.get("role")
-        if isinstance(role, str) and role in _SPEAKERS:
+        if role in _SPEAKERS:
             content = message.get("content")
             item = _TEXTS.item(role, content if isinstance(content, str) else text_of(content))
             if item.text:
@@ -101,10 +104,10 @@ def items(messages: Iterable[Message]) -> list[Item]:
             calls = message.get("tool_calls")
             if calls and isinstance(calls, list):
                 found += [_call_item(call) for call in calls if isinstance(call, Mapping)]
-        elif isinstance(role, str) and role in _RESULT_ROLES:
+        elif role in _RESULT_ROLES:
             told = text_of(message.get("content"))
             found.append(_TEXTS.item("result", told, _id(message.get("tool_call_id"))))
-        elif not (isinstance(role, str) and role in _SYSTEM_ROLES):
+        elif role not in _SYSTEM_ROLES:
             item = _TEXTS.item("user", text_of(message.get("content")))
             if item.text:
                 found.append(item)
@@ -137,7 +140,7 @@ def system_text(messages: Iterable[Message]) -> str:
     texts = []
     for message in messages:
         role = message.get("role")
-        if not (isinstance(role, str) and role in _SYSTEM_ROLES):
+        if role not in _SYSTEM_ROLES:
             break
         texts.append(text_of(message.get("content")))
     text = "\n".join(texts)
@@ -180,7 +183,8 @@ def collapse(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words of a text, whatever stands between them: framing, indentation and JSON escapes disappear."""
-    return _WORD.findall(_ESCAPE.sub(" ", text) if "\\" in text else text)
+    text = _ESCAPE.sub(" ", text) if "\\" in text else text
+    return text.translate(_WORDS_OF_ASCII).split() if text.isascii() else _WORD.findall(text)
 
 
 def text_of(content: object) -> str:
