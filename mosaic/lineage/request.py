@@ -30,7 +30,7 @@ class Reply:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of its tool calls, sorted."""
-        return tuple(sorted(i.tool_call_id for i in self.items if i.tool_call_id))
+        return tuple(sorted([i.tool_call_id for i in self.items if i.tool_call_id]))
 
 
 class Request:
@@ -57,7 +57,8 @@ class Request:
         said = [canonical.items([choice.message]) for choice in call.choices] if self.ok else []
         self.replies = [Reply(s, self._end(s)) for s in said if s]
         """What was answered, choice by choice; an empty one is left out."""
-        texts, calls = [[c.message.get(what) for c in call.choices] for what in ("content", "tool_calls")]
+        texts = [c.message.get("content") for c in call.choices]
+        calls = [c.message.get("tool_calls") for c in call.choices]
         self.answered_in_text = any(texts) and not any(calls)
         """Whether the reply has text and no tool calls."""
         closes = bool(self.items) and call.messages[-1].get("role") == "system"
