@@ -25,7 +25,7 @@ _THOUGHT = re.compile(r"^\s*(?:<think(?:ing)?>)?.*?</think(?:ing)?>", re.DOTALL)
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*")
 _WORD = re.compile(r"\w+")
 _WORDS_OF_ASCII = "".join(char if _WORD.match(char) else " " for char in map(chr, range(128)))
-"""ASCII with a space in the place of what stands in no word: cutting at spaces takes a quarter of the pattern's time."""
+"""ASCII, with a space for what stands in no word: to cut at spaces takes a quarter of the pattern's time."""
 _ESCAPE = re.compile(r"(?<!\\)\\+[nrt]")  # a run of backslashes is tried from its begin alone
 # Tuples: a role may be anything, also what has no hash.
 _SYSTEM_ROLES = "system", "developer"
