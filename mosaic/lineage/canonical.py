@@ -62,15 +62,15 @@ class Item:
 
 
 MAX_KEPT = 4 * 2**20
-"""Characters of texts whose items are remembered."""
+"""Characters of texts and arguments whose items are remembered."""
 
 
 class _Texts:
-    """The items of texts that were read lately, for requests repeat their history; all are forgotten when they are too
-    many."""
+    """The items of texts and of calls' arguments that were read lately, for requests repeat their history; all are
+    forgotten when they are too many."""
 
     def __init__(self) -> None:
-        self._items: dict[tuple[str, str, str | None], Item] = {}
+        self._items: dict[tuple[str | None, ...], Item] = {}
         self._kept = 0
 
     def item(self, role: str, text: str, tool_call_id: str | None = None) -> Item:
@@ -78,13 +78,22 @@ class _Texts:
         key = role, text, tool_call_id
         item = self._items.get(key)
         if item is None:
-            if self._kept > MAX_KEPT:
-                self._items, self._kept = {}, 0
             said = collapse(text)
             if role == "assistant" and "</think" in said:
                 said = _THOUGHT.sub("", said).strip()
-            item = self._items[key] = Item(role, said, tool_call_id)
-            self._kept += len(text) + len(said) + 500
+            item = self._keep(key, text, Item(role, said, tool_call_id))
+        return item
+
+    def call(self, name: str, arguments: str, tool_call_id: str | None) -> Item:
+        """A call of a tool, whose arguments are a text."""
+        key = "call", name, arguments, tool_call_id
+        return self._items.get(key) or self._keep(key, arguments, _call_item(name, arguments, tool_call_id))
+
+    def _keep(self, key: tuple[str | None, ...], read: str, item: Item) -> Item:
+        if self._kept > MAX_KEPT:
+            self._items, self._kept = {}, 0
+        self._items[key] = item
+        self._kept += len(read) + len(item.text) + 500
         return item
 
 
@@ -103,7 +112,7 @@ def items(messages: Iterable[Message]) -> list[Item]:
                 found.append(item)
             calls = message.get("tool_calls")
             if calls and isinstance(calls, list):
-                found += [_call_item(call) for call in calls if isinstance(call, Mapping)]
+                found += [_called(call) for call in calls if isinstance(call, Mapping)]
         elif role in _RESULT_ROLES:
             told = text_of(message.get("content"))
             found.append(_TEXTS.item("result", told, _id(message.get("tool_call_id"))))
@@ -219,17 +228,23 @@ def _json(value: object) -> str:
             return "(nested too deeply)"
 
 
-def _call_item(call: Mapping[str, Any]) -> Item:
+def _called(call: Mapping[str, Any]) -> Item:
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
+    name, tool_call_id = str(function.get("name")), _id(call.get("id"))
+    if isinstance(arguments, str):
+        return _TEXTS.call(name, arguments, tool_call_id)
+    return _call_item(name, arguments, tool_call_id)
+
+
+def _call_item(name: str, arguments: Any, tool_call_id: str | None) -> Item:
     try:
         given = parsed(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
         compact = _json(given or {})
     except ValueError:
         given, compact = arguments, collapse(str(arguments))
-    name = str(function.get("name"))
-    return Item("call", f"{name} {compact}", _id(call.get("id")), name, given)
+    return Item("call", f"{name} {compact}", tool_call_id, name, given)
 
 
 def _id(value: object) -> str | None:
