@@ -31,7 +31,7 @@ _ESCAPE = re.compile(r"(?<!\\)\\+[nrt]")  # a run of backslashes is tried from i
 _SYSTEM_ROLES = "system", "developer"
 _RESULT_ROLES = "tool", "function"
 _SPEAKERS = "user", "assistant"
-_TWICE = frozenset({("user", "user"), ("assistant", "assistant")})
+_TWICE = frozenset((speaker, speaker) for speaker in _SPEAKERS)
 SAMPLED = frozenset({"assistant", "call"})
 """Roles of what a model said."""
 
@@ -62,7 +62,7 @@ class Item:
 
 
 MAX_KEPT = 4 * 2**20
-"""Characters of texts and arguments whose items are remembered."""
+"""Characters of texts and arguments whose items are remembered. Arguments are kept parsed: some bytes a character."""
 
 
 class _Texts:
