@@ -51,7 +51,7 @@ check: install ## ruff, ruff format, mypy strict, import-linter, deptry
 	$(BIN)/deptry .
 
 docs: install ## write docs/cli.md anew from the commands' help
-	$(BIN)/python -m mosaic.cli_page > docs/cli.md
+	$(BIN)/python -m mosaic.cli_page docs/cli.md
 
 screenshots: install ## make the pictures of the docs anew, in headless Chromium
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q tests/proxy/ui/test_browser.py

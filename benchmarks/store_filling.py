@@ -4,14 +4,13 @@ While it is filled, indexes and checks are off; afterwards the database is as `S
 is ten calls in two sessions; a hundred trajectories run at a time, and ten share a task.
 """
 
-import hashlib
 import random
 import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psycopg
@@ -20,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from sqlalchemy import Engine, make_url
 
 from mosaic.store import Store
+from mosaic.store.codec import digest
 from mosaic.store.models import Base
 
 SPAN_S = 50 * 24 * 3600.0
@@ -42,8 +42,25 @@ PLAIN = "plain/1.0 00000000"
 Rows = dict[str, list[tuple[Any, ...]]]
 """Table -> rows, in the order of `COLUMNS`."""
 
-COLUMNS = {table.name: [c.name for c in table.columns if c.name != "seq"] for table in Base.metadata.sorted_tables}
-COLUMNS["rewards"].remove("reward_id")
+COLUMNS = {
+    "jobs": "job_id state settings attempts policy_from policy_to created_at ended_at",
+    "policy_versions": "version path state job_id created_at live_at pinned",
+    "params": "params_id body",
+    "messages": "message_id parent_id digest depth role body",
+    "tasks": "task_key text created_at",
+    "trajectories": "trajectory_id task_key state state_at attribution reward created_at updated_at policy_version "
+    "trained_version trained_job_id",
+    "sessions": "session_id trajectory_id kind parent_session_id opened_by_call_id position created_at",
+    "links": "session_id trajectory_id kind parent_session_id parent_call_id rung score evidence rivals",
+    "advantages": "job_id session_id value",
+    "rewards": "trajectory_id session_id value in_force source note created_at",
+    "calls": "call_id trajectory_id session_id parent_call_id rung score evidence wire attribution client headers "
+    "retry_count streamed status http_status message_id params params_id exact inexact_reason prompt_tokens "
+    "sampled_tokens policy_version policy_version_end started_at first_byte_at ended_at",
+    "tokens": "call_id choice base_call_id base_choice prompt_kept prompt_new sampled logprobs message_id "
+    "finish_reason",
+}
+"""Table -> the columns that are filled; the others are NULL."""
 
 
 def trajectory_id(number: int) -> str:
@@ -78,7 +95,7 @@ def _insert_sqlite(url: str, blocks: Iterable[Rows]) -> None:
     for block in blocks:
         connection.execute("BEGIN")
         for table, rows in block.items():
-            names = COLUMNS[table]
+            names = COLUMNS[table].split()
             marks = ", ".join("?" * len(names))
             connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", rows)
         connection.execute("COMMIT")
@@ -91,7 +108,7 @@ def _copy_postgresql(url: str, blocks: Iterable[Rows]) -> None:
         connection.execute("set synchronous_commit to off")
         for block in blocks:
             for table, rows in block.items():
-                copied = f"copy {table} ({', '.join(COLUMNS[table])}) from stdin"
+                copied = f"copy {table} ({', '.join(COLUMNS[table].split())}) from stdin"
                 with connection.cursor() as cursor, cursor.copy(copied.encode()) as copy:
                     for row in rows:
                         copy.write_row(row)
@@ -125,6 +142,13 @@ class _Opened:
     """The root's call that spawns the subagent."""
 
 
+class _Message(NamedTuple):
+    """A message that others stand on."""
+
+    number: int
+    digest: str
+
+
 class _Made:
     """Draws rows. Text and arrays are cut from pools: to draw them would take longer than to write them."""
 
@@ -137,14 +161,15 @@ class _Made:
         self._ids = draw.integers(0, 150_000, 500_000, np.int32).astype("<i4").tobytes()
         self._logprobs = (-draw.exponential(0.5, 500_000)).astype("<f4").tobytes()
         self._rows: Rows = {}
+        self._messages = 0
 
     def shared(self) -> Rows:
         """Versions with their jobs, tools, and the system messages with which sessions begin."""
         self._rows = defaultdict(list)
         for version in range(1, VERSIONS + 1):
             at = self._live_at(version)
-            self._rows["jobs"].append((_job(version), "done", "{}", version - 1, version, None, at - 600, at))
-            self._rows["policy_versions"].append((version, f"/v{version}", "live", _job(version), at - 60, at, None))
+            self._rows["jobs"].append((_job(version), "done", "{}", 1, version - 1, version, at - 600, at))
+            self._rows["policy_versions"].append((version, f"/v{version}", "live", _job(version), at - 60, at, False))
         self._rows["params"].append(("0" * 32, '{"tools":[]}'))
         self._systems = [self._message(None, 0, "system", self._words(800)) for _ in SESSIONS]
         return self._rows
@@ -220,27 +245,30 @@ class _Made:
         self._rows["trajectories"].append(row)
 
     def _call(
-        self, ids: tuple[str, str | None, str], opened: "_Opened", size: tuple[int, int], at: float
+        self, ids: tuple[str, str | None, "_Message"], opened: "_Opened", size: tuple[int, int], at: float
     ) -> tuple[Any, ...]:
         """`ids`: of the call, the one before it, and the newest message."""
         call, before, head = ids
         inexact = "the engine sent no ids" if self._draw.random() < 0.01 else None
-        row = (call, opened.trajectory, opened.session, before, None, "chat", opened.attribution, opened.client)
-        answered = ('{"x-request-id":"1"}', 0, True, "ok", 200, None)
-        asked = (head, '{"max_tokens":512,"model":"policy","temperature":1.0}', "0" * 32)
+        why = ("prefix", 1.0, "{}") if before else ("none", 0.0, "{}")
+        row = (call, opened.trajectory, opened.session, before, *why, "chat", opened.attribution, opened.client)
+        answered = ('{"x-request-id":"1"}', 0, True, "ok", 200)
+        asked = (head.number, '{"max_tokens":512,"model":"policy","temperature":1.0}', "0" * 32)
         versions = (self._version, self._version)
         return (*row, *answered, *asked, inexact is None, inexact, *size, *versions, at, at + 0.2, at + 2)
 
-    def _tokens(self, call: str, before: str | None, kept: int, reply: str) -> tuple[Any, ...]:
+    def _tokens(self, call: str, before: str | None, kept: int, reply: "_Message") -> tuple[Any, ...]:
         prompt = self._array(self._ids, NEW if before else FIRST)
         sampled, logprobs = self._array(self._ids, SAMPLED), self._array(self._logprobs, SAMPLED)
         base = (before, 0 if before else None, kept, prompt)
-        return (call, 0, *base, sampled, logprobs, None, reply, "stop")
+        return (call, 0, *base, sampled, logprobs, reply.number, "stop")
 
-    def _message(self, parent: str | None, depth: int, role: str, text: str) -> str:
+    def _message(self, parent: "_Message | None", depth: int, role: str, text: str) -> "_Message":
         body = f'{{"content":"{text}","role":"{role}"}}'
-        message = hashlib.sha256(f"{parent or ''}{body}".encode()).hexdigest()[:32]
-        self._rows["messages"].append((message, parent, depth, role, body))
+        self._messages += 1
+        before = (None, None) if parent is None else parent
+        message = _Message(self._messages, digest(body.encode(), before[1]))
+        self._rows["messages"].append((message.number, before[0], message.digest, depth, role, body))
         return message
 
     def _words(self, length: int) -> str:

@@ -27,7 +27,7 @@ from mosaic import (
     transfer_commands,
 )
 from mosaic.errors import MosaicError
-from mosaic.records import TrajectoryState
+from mosaic.records import MAX_REWARD, TrajectoryState
 from mosaic.settings import load, origins
 from mosaic.store import Store
 from mosaic.terminal import DATABASE, JSON, TRAJECTORY, print_json, print_table
@@ -269,6 +269,9 @@ def _store(database: str | None) -> Store:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is neither a number nor `none`") from None
+    if not abs(number) <= MAX_REWARD:
+        raise typer.BadParameter(f"{text!r} is no finite number from -{MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}")
+    return number

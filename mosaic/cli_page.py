@@ -1,11 +1,13 @@
-"""docs/cli.md, written from the commands themselves: `python -m mosaic.cli_page > docs/cli.md`, or `make docs`.
+"""docs/cli.md, written from the commands themselves: `python -m mosaic.cli_page docs/cli.md`, or `make docs`.
 
-A command's docstring is Markdown and stands there as it is; options and arguments are a table.
+A command's docstring is Markdown and stands there as it is; options and arguments are a table. The file is opened
+when all of it is there.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
 from inspect import cleandoc
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -67,4 +69,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

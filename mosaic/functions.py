@@ -8,6 +8,32 @@ from typing import Any
 
 from mosaic.errors import SettingsError
 
+KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""Without which clients cannot be made."""
+STAND_IN = "stand-in"
+"""A key that opens nothing."""
+
+
+def check_agent(name: str) -> None:
+    """See that a function is there which runs elsewhere, with a key of its own.
+
+    Its module may make a client when it is imported. Where it cannot be, and keys are missing, it is imported with
+    stand-ins: only then, since a module may find its keys by itself. Raises `SettingsError`.
+    """
+    missing = [key for key in KEYS if key not in os.environ]
+    try:
+        load_function(name)
+    except SettingsError:
+        if not missing:
+            raise
+        os.environ.update(dict.fromkeys(missing, STAND_IN))
+        try:
+            load_function(name)
+        finally:
+            for key in missing:
+                if os.environ.get(key) == STAND_IN:
+                    del os.environ[key]
+
 
 def load_function(name: str) -> Callable[..., Any]:
     """The function. Raises `SettingsError` when there is none of that name, or its module ends in an error."""

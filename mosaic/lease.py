@@ -91,6 +91,12 @@ class Lease:
                 log.warning("lease not renewed", lease=self._name, error=str(error))
 
 
+def is_taken(store: Store, name: str) -> bool:
+    """Whether somebody does this work now, as far as is known here."""
+    owner = store.lease_holder(name)
+    return owner is not None and not is_gone(owner)
+
+
 def is_gone(owner: str) -> bool:
     """Whether an owner is known to be dead: a process of this host that is no more, or is another by now."""
     process, _, _ = owner.rpartition("/")

@@ -5,9 +5,13 @@ What libraries log (uvicorn, asyncio, SQLAlchemy) has the same form, from warnin
 
 import asyncio
 import logging
+import re
 import sys
 
 import structlog
+
+_CANCELLED = re.compile(r"(?s)Traceback \(most recent call last\):\n.*\nasyncio\.exceptions\.CancelledError[^\n]*\n")
+"""A traceback that ends in a cancellation."""
 
 
 def configure() -> None:
@@ -41,5 +45,8 @@ def configure() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a library's line is worth telling: uvicorn calls each request that a stop cancels an error."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
+    """Whether a library's line is worth telling: uvicorn calls each request that a stop cancels an error, and the
+    lifespan that a second Ctrl-C cancels, whose traceback Starlette gives it as text."""
+    if record.exc_info is not None:
+        return not isinstance(record.exc_info[1], asyncio.CancelledError)
+    return record.name != "uvicorn.error" or _CANCELLED.fullmatch(record.getMessage()) is None

@@ -18,9 +18,9 @@ import typer
 from mosaic.client import Client
 from mosaic.db_commands import seconds
 from mosaic.errors import SettingsError
-from mosaic.functions import load_function
+from mosaic.functions import check_agent, load_function
 from mosaic.keys import agent_key
-from mosaic.rollout.attempt import Agent, Outcome, Result, check_placeholders
+from mosaic.rollout.attempt import Agent, Outcome, Result, check_placeholders, hides_the_task
 from mosaic.rollout.local import Processes
 from mosaic.rollout.rollout import ATTEMPTS, Executor, Plan, Report, Rollout, first_failure, scorer_failures
 from mosaic.rollout.scoring import Scoring
@@ -32,6 +32,11 @@ from mosaic.terminal import JSON, counted, print_json, print_table, progress
 
 SHOWN = 50
 """Most tasks that the final table lists."""
+
+UNTOLD = (
+    "mosaic: nothing in the agent's command gives it its task. Write {prompt} where the task belongs, or {task_file}; "
+    "an agent that reads MOSAIC_TASK or MOSAIC_TASK_FILE by itself needs neither."
+)
 
 
 class Executors(StrEnum):
@@ -79,6 +84,8 @@ def rollout(
     found = read_tasks(tasks)
     agent = _agent(command or [], function, None if timeout is None else seconds(timeout, "--timeout"), any_status)
     check_placeholders(agent.command, found)
+    if function is None and hides_the_task(agent):
+        typer.echo(UNTOLD, err=True)
     scoring = _scoring(score, score_function, seconds(score_timeout, "--score-timeout"))
     name = run or _new_name(tasks)
     address = (proxy or f"http://{settings.host}:{settings.port}").rstrip("/")
@@ -147,7 +154,7 @@ def _agent(command: list[str], function: str | None, timeout_s: float | None, an
     if bool(command) == (function is not None):
         raise SettingsError("give one agent.", "Its command line after `--`, or --function module:function.")
     if function is not None:
-        load_function(function)
+        check_agent(function)
         path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
         called = (sys.executable, "-m", "mosaic.function_agent", function)
         return Agent(called, here, timeout_s, any_status, (("PYTHONPATH", path),))

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -24,6 +33,8 @@ from pydantic_settings import (
     SettingsError as SettingsSourceError,
 )
 
+from mosaic.credit import rule_settings
+from mosaic.daytimes import Cron, Hours
 from mosaic.errors import SettingsError
 from mosaic.urls import BaseUrl, EngineUrl, WebUrl, shown_url
 
@@ -116,17 +127,30 @@ class TrainConfig(BaseModel):
     keep_logprobs: bool = Field(True, description="Keep what the trainer said of each token that it trained, 4 B each.")
     keep_checkpoints: int = Field(3, ge=2, description="Checkpoints kept on disk: the live one and those before it.")
 
+    @field_validator("credit")
+    @classmethod
+    def _is_a_rule(cls, name: str) -> str:
+        rule_settings(name)
+        return name
+
+    @field_validator("credit_options")
+    @classmethod
+    def _fit_the_rule(cls, options: dict[str, float | bool | str], info: ValidationInfo) -> dict[str, Any]:
+        if "credit" in info.data:  # else that is what is wrong
+            rule_settings(info.data["credit"], options)
+        return options
+
 
 class ScheduleConfig(BaseModel):
     """When training jobs start by themselves (`mosaic schedule`, and inside `mosaic serve`)."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    cron: str | None = Field(None, description='Times of day, five fields of cron, local time: "0 3 * * *".')
+    cron: Cron | None = Field(None, description='Times of day, five fields of cron, local time: "0 3 * * *".')
     every_s: float | None = Field(None, gt=0, description="Seconds from the start of one job to that of the next.")
     when_scored: int | None = Field(None, ge=1, description="As soon as so many were scored since the last job began.")
     idle_s: float | None = Field(None, gt=0, description="Begin only when no call has ended for so many seconds.")
-    hours: str | None = Field(None, description="Begin only within these hours of the day, local time: 22:00-06:00.")
+    hours: Hours | None = Field(None, description="Begin only within these hours of the day, local time: 22:00-06:00.")
     look_every_s: float = Field(15.0, gt=0, description="Seconds between two looks at what is due.")
 
     @property
@@ -293,8 +317,11 @@ def _secrets(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSour
 
 
 def load(**flags: object) -> Settings:
-    """The settings in force; flags that are None count as not given. Raises `SettingsError`."""
-    given = {name: value for name, value in flags.items() if value is not None}
+    """The settings in force; flags that are None count as not given, those of a section stand in a dict under its name.
+
+    Raises `SettingsError`.
+    """
+    given = _given(flags)
     _check_variables()
     try:
         return Settings(**given)  # type: ignore[arg-type]
@@ -306,16 +333,28 @@ def load(**flags: object) -> Settings:
         raise SettingsError(f"{CONFIG_FILE} cannot be read: {error}.", "Correct or remove it.") from error
 
 
+def _given(flags: Mapping[str, object]) -> dict[str, object]:
+    parts = {name: _given(value) if isinstance(value, dict) else value for name, value in flags.items()}
+    return {name: value for name, value in parts.items() if value not in (None, {})}
+
+
 def _refused(error: ValidationError, given: Mapping[str, object]) -> SettingsError:
     """Which setting is wrong, where it was set, and what is wrong with it."""
     first = error.errors()[0]
     names = [str(part) for part in first["loc"]]
     variable = f"MOSAIC_{'__'.join(names).upper()}"
     file = CONFIG_FILE if names[0] in TomlConfigSettingsSource(Settings)() else "a secret file"
-    origin = "a flag" if names[0] in given else variable if variable in os.environ else file
+    origin = "a flag" if _is_flag(names, given) else variable if variable in os.environ else file
     if first["type"] == "extra_forbidden":
         return SettingsError(f"{origin}: there is no setting {'.'.join(names)!r}{_meant(names)}.", ALL_SETTINGS)
     return SettingsError(f"setting {'.'.join(names)!r} (from {origin}): {_wrong(error)}.", ALL_SETTINGS)
+
+
+def _is_flag(names: list[str], given: object) -> bool:
+    """Whether a setting, or what it is a part of, was given as a flag."""
+    if not names or not isinstance(given, dict):
+        return True
+    return names[0] in given and _is_flag(names[1:], given[names[0]])
 
 
 def _meant(names: list[str]) -> str:

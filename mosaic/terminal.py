@@ -20,7 +20,9 @@ TRAJECTORY = typer.Argument(help="Id of the trajectory, as `mosaic trajectories`
 GAP = 2
 """Spaces between the columns of a table."""
 LONG = 24
-"""Characters up to which a cell always stays whole: numbers, states, reasons."""
+"""Characters up to which a cell stays whole where there is room: numbers, states, reasons, dates."""
+FOLDED = 12
+"""Fewest columns into which a path or a text is folded."""
 SHORTENED = 10
 """Fewest characters that are left of an id."""
 
@@ -45,7 +47,8 @@ def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     """Print rows under `columns`, which are parted by spaces; None is printed as nothing.
 
     Nothing is cut where no terminal reads it. On a narrow terminal long texts are folded and long ids lose their
-    middle; numbers, states and reasons stay whole, and the terminal wraps what is still too wide.
+    middle; then short texts and dates are folded between words. Numbers, states and reasons stay whole, and the
+    terminal wraps what is still too wide.
     """
     names = columns.split()
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -53,7 +56,7 @@ def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     taken = [_width(column) for column in zip(names, *cells, strict=True)]
     wide = sum(taken) + GAP * (len(names) - 1)
     if console.is_terminal:
-        _narrow(taken, cells, wide - console.width)
+        _narrow(taken, names, cells, wide - console.width)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     for name, width in zip(names, taken, strict=True):
         table.add_column(name, width=width, overflow="fold")
@@ -63,14 +66,17 @@ def print_table(columns: str, rows: list[tuple[Any, ...]]) -> None:
     console.print(table)
 
 
-def _narrow(taken: list[int], cells: list[list[str]], too_wide: int) -> None:
-    """Take what is too wide from the columns: from texts and paths first, which are folded, then from ids."""
+def _narrow(taken: list[int], names: list[str], cells: list[list[str]], too_wide: int) -> None:
+    """Take what is too wide from the columns: from texts and paths first, which are folded, then from ids, then from
+    short texts, as far as their words stay whole, and at last from long texts again."""
     long = [n for n, width in enumerate(taken) if width > LONG]
-    texts = [n for n in long if any(_is_text(row[n]) for row in cells)]
-    ids = [n for n in long if n not in texts]
-    for column, least in [*((n, LONG) for n in texts[::-1]), *((n, SHORTENED) for n in ids)]:
-        words = [row[column] for row in cells if not _is_text(row[column]) and not _is_id(row[column])]
-        less = max(0, min(too_wide, taken[column] - max(least, _width(words))))
+    folded = [n for n in range(len(taken)) if any(_is_text(row[n]) for row in cells)][::-1]
+    texts, short = [n for n in folded if n in long], [n for n in folded if n not in long]
+    least_of = [*((n, LONG) for n in texts), *((n, SHORTENED) for n in long if n not in texts)]
+    least_of += [(n, _width(word for row in cells for word in row[n].split())) for n in short]
+    for column, least in [*least_of, *((n, FOLDED) for n in texts)]:
+        whole = [row[column] for row in cells if not _is_text(row[column]) and not _is_id(row[column])]
+        less = max(0, min(too_wide, taken[column] - max(least, _width([names[column], *whole]))))
         taken[column] -= less
         too_wide -= less
         for row in cells:

@@ -23,7 +23,6 @@ from proxy.ui.group_view import GroupView, Task, group_view
 Limit = Annotated[int, Query(ge=1, le=1000, description="Items of a page, at most.")]
 NEXT = "`next` of the page before; none for the first."
 Row = Annotated[str | None, Query(pattern="^[0-9]{1,18}$", description=NEXT)]
-Head = Annotated[str | None, Query(pattern="^[0-9a-f]{32}$", description=NEXT)]
 
 
 class Some(BaseModel):
@@ -105,12 +104,12 @@ def _add_calls(api: APIRouter, store: Store) -> None:
     def list_messages(
         call_id: str,
         limit: Limit = 50,
-        cursor: Head = None,
+        cursor: Row = None,
     ) -> dict[str, Any]:
         """The messages of a call's request, the last ones first to come: pages go back, each is in order."""
         with store.database.reading() as connection:
             row = call_browsing.call_row(connection, call_id)
-            return paged(call_browsing.chain(connection, cursor or row["message_id"], limit))
+            return paged(call_browsing.chain(connection, int(cursor) if cursor else row["message_id"], limit))
 
     @api.get("/calls/{call_id}/tokens")
     def show_tokens(call_id: str, choice: int = Query(0, ge=0, lt=2**31)) -> dict[str, Any]:

@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import structlog
 
 from mosaic.errors import StoreError
+from mosaic.lease import is_taken
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion, live_of, serves
+from mosaic.store.policies import LEASE, PolicyVersion, live_of, serves, started_on
 from proxy.lookups import Lookups
 from proxy.upstream import Target, Upstream
 
@@ -78,8 +78,8 @@ class Weights:
         self._upstream = upstream
         self._lookups = lookups
         self._known: dict[str, _Known] = {}
-        self._versions: Sequence[PolicyVersion] | None = None
-        """As they were read last: while the database is away, no version goes live."""
+        self._read_last: tuple[Sequence[PolicyVersion], bool] | None = None
+        """Versions, and whether anybody may be putting one live; while the database is away, none goes live."""
 
     def close(self) -> None:
         """Wait for no answer any more."""
@@ -130,30 +130,34 @@ class Weights:
         return why
 
     async def _why(self, target: Target) -> str | None:
-        versions = await self._read()
-        live = live_of(versions)
-        if live is None:
+        versions, at_work = await self._read()
+        if not versions:
             return None
         said, root = await self._said(target.base)
-        if serves(versions, said, root) is not False:
+        if serves(versions, said, root, at_work=at_work) is not False:
             return None
+        live = live_of(versions)
         if self._known[target.base].why != OTHER:
             log.error(
                 "the engine serves other weights than the live ones; its calls are recorded, but never trained",
                 engine=target.shown,
                 has=f"version {said}" if said is not None and said.isdecimal() else str(root),
-                version=live.version,
-                next_step=f"restart it with --model {live.path}",
+                version=0 if live is None else live.version,
+                next_step=f"restart it with --model {'the first checkpoint' if live is None else live.path}",
             )
         return OTHER
 
-    async def _read(self) -> Sequence[PolicyVersion]:
+    async def _read(self) -> tuple[Sequence[PolicyVersion], bool]:
         try:
-            self._versions = await self._lookups.ask_now(self._store.versions)
+            self._read_last = await self._lookups.ask_now(self._look_up)
         except StoreError:
-            if self._versions is None:
+            if self._read_last is None:
                 raise
-        return self._versions
+        return self._read_last
+
+    def _look_up(self) -> tuple[Sequence[PolicyVersion], bool]:
+        at_work = is_taken(self._store, LEASE)  # before: who ends meanwhile has put its version live
+        return self._store.versions(), at_work
 
     async def _said(self, base: str) -> tuple[str | None, Path | None]:
         """An engine's `weight_version`, None where it does not tell, and the folder that it started on."""
@@ -162,13 +166,4 @@ class Weights:
             raise ValueError(f"it answered {status}")
         said = told.get("weight_version") if status == 200 else None
         _, listed = await self._upstream.get(f"{base}/models")
-        return None if said is None else str(said), _root(listed["data"], self._model)
-
-
-def _root(models: list[dict[str, Any]], name: str | None) -> Path | None:
-    """The folder of the policy; None where it is not said, or is a link that this machine does not see."""
-    model = next((one for one in models if name in (None, one["id"])), {})
-    root = model.get("root")
-    if not isinstance(root, str) or "\0" in root or (model.get("parent") and not Path(root).exists()):
-        return None
-    return Path(root)
+        return None if said is None else str(said), started_on(listed["data"], self._model, unseen=False)

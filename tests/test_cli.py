@@ -68,8 +68,9 @@ def test_a_reward_may_be_negative_but_not_infinite(tmp_path: Path, database: str
     assert mosaic(tmp_path, "reward", "run-17", "-1.0", "--database", database).returncode == 0
     (listed,) = json.loads(mosaic(tmp_path, "trajectories", "--json", "--database", database).stdout)
     assert listed["reward"] == -1
-    for odd in ("nan", "inf", "-1e300"):
-        assert "finite" in mosaic(tmp_path, "reward", "run-17", odd, "--database", database).stderr
+    for odd in ("nan", "inf", "-1e300", "abc"):
+        refused = mosaic(tmp_path, "reward", "run-17", odd, "--database", database)
+        assert (refused.returncode, "number" in refused.stderr) == (2, True)
 
 
 FIRST_RELEASE = Path(__file__).parent / "store" / "first_release.sql"
@@ -254,6 +255,21 @@ BAD = {
     "an empty host": (["config"], 'host = ""\n', 2, "leave the setting away"),
     "an empty model": (["config"], 'policy_model = " "\n', 2, "leave the setting away"),
     "a secret of spaces": (["config"], f'trajectory_secret = "{" " * 20}"\n', 2, "leave the setting away"),
+    "a credit rule that is none": (["config"], '[train]\ncredit = "luck"\n', 2, "'luck'; choose one of: broadcast"),
+    "a credit rule that is none, for the doctor": (["doctor"], '[train]\ncredit = "luck"\n', 2, "'train.credit'"),
+    "an option that no rule has": (["config"], "[train.credit_options]\nalhpa = 1\n", 2, "no option 'alhpa'"),
+    "an option that is too large": (["config"], "[train.credit_options]\nalpha = 2\n", 2, "alpha = 2.0: must be in"),
+    "an option that is text": (["config"], '[train.credit_options]\nalpha = "x"\n', 2, "'train.credit_options'"),
+    "a time that is none": (["config"], '[schedule]\ncron = "61 3 * * *"\n', 2, "maximum value (59); write five"),
+    "a time in words, for the doctor": (
+        ["doctor"],
+        '[schedule]\ncron = "at night"\n',
+        2,
+        "'schedule.cron' (from mosaic",
+    ),
+    "hours that are none": (["config"], '[schedule]\nhours = "22-6"\n', 2, "write them as 22:00-06:00"),
+    "a time on the command line": (["schedule", "--cron", "x"], "", 2, "'schedule.cron' (from a flag): 'x': Wrong"),
+    "hours on the command line": (["schedule", "--every", "1h", "--hours", "x"], "", 2, "hours' (from a flag)"),
     "an unreadable file": (["config"], "port = \n", 2, "mosaic.toml"),
     "an unknown trajectory": (["reward", "nowhere", "1"], "", 1, "mosaic trajectories"),
     "an open bind without keys": (["serve", "--host", "0.0.0.0"], "", 2, "MOSAIC_API_KEYS"),

@@ -47,6 +47,20 @@ def test_the_page_is_what_the_commands_say() -> None:
     assert (ROOT / "docs/cli.md").read_text() == page(), "run `make docs`"
 
 
+def test_the_page_is_written_as_a_whole_and_left_alone_when_it_cannot_be(tmp_path: Path) -> None:
+    [recipe] = re.findall(r"^\t\$\(BIN\)/python (.*cli_page.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    written = tmp_path / "docs" / "cli.md"
+    written.parent.mkdir()
+    written.write_text("as it was")
+    (tmp_path / "mosaic.py").write_text("")  # in the place of the package
+    shell, environment = ["bash", "-c", f"{sys.executable} {recipe}"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, check=False).returncode != 0
+    assert written.read_text() == "as it was"
+    (tmp_path / "mosaic.py").unlink()
+    subprocess.run(shell, cwd=tmp_path, env=environment, check=True)
+    assert written.read_text() == page()
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_examples_of_itself_that_its_own_parser_takes(name: str) -> None:
     shown = [one for one in examples(COMMANDS[name]) if one.startswith(name)]

@@ -1,5 +1,6 @@
 """Logs that no terminal reads are JSON, one object a line, whichever process wrote them."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
+import pytest
+
 from tests.conftest import until
-from tests.engine import ScriptedEngine, Turn
-from tests.proxy.test_recorder import start
+from tests.engine import Fault, ScriptedEngine, Turn
+from tests.proxy.test_recorder import ask, start
 from tests.proxy.test_workers import workers_of
 
 LIBRARY_AND_OURS = """
@@ -33,6 +37,44 @@ def test_what_we_log_and_what_libraries_log_has_one_form() -> None:
     assert (theirs["event"], theirs["level"], theirs["logger"]) == ("theirs: 7", "warning", "a.library")
     assert "ZeroDivisionError" in failed["exception"]
     assert done.stdout == ""
+
+
+AS_TEXT = """
+import asyncio, logging, traceback
+from mosaic import logs
+logs.configure()
+for kind in (asyncio.CancelledError, ValueError):
+    try:
+        try:
+            raise KeyboardInterrupt if kind is asyncio.CancelledError else asyncio.CancelledError
+        finally:
+            raise kind("for a reason")
+    except BaseException:
+        logging.getLogger("uvicorn.error").error(traceback.format_exc())
+"""
+
+
+def test_a_traceback_that_a_library_logs_as_text_is_told_unless_it_ends_in_a_cancellation() -> None:
+    done = subprocess.run([sys.executable, "-c", AS_TEXT], capture_output=True, text=True, check=True)
+    (told,) = map(json.loads, done.stderr.splitlines())
+    assert told["event"].endswith("ValueError: for a reason\n")
+
+
+async def test_a_second_ctrl_c_ends_the_proxy_without_a_traceback(tmp_path: Path) -> None:
+    engine = ScriptedEngine(lambda _: Turn("A longer text of many pieces", fault=Fault.HANG_MID_STREAM))
+    async with engine.serve() as upstream:
+        process, url = start(tmp_path, upstream, f"sqlite:///{tmp_path}/mosaic.db", MOSAIC_DRAIN_S="50")
+        log = log_in(tmp_path)
+        waiting = asyncio.ensure_future(ask(url, "open"))
+        await engine.reached.wait()
+        process.send_signal(signal.SIGINT)
+        await until(lambda: "open calls get time to end" in log.read_text())
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+        with pytest.raises(aiohttp.ClientError):
+            await waiting
+    assert "Traceback" not in log.read_text()
+    assert "stopped; all calls are stored" in log.read_text()
 
 
 async def test_each_of_several_workers_logs_in_that_form(tmp_path: Path) -> None:

@@ -80,6 +80,21 @@ def test_of_a_column_with_texts_and_digests_the_texts_are_folded_and_the_digests
 
 
 @pytest.mark.usefixtures("narrow")
+def test_where_that_is_not_enough_dates_and_states_are_folded_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/var/lib/mosaic/policies/step-00000012"
+    row = (12, "was live pinned", 3, "2026-11-30 09:30:11", 0.0123, 1_234_567_890, path)
+    columns = "ver. state weights_of live_since gap tokens path"
+    lines = printed(capsys, columns, [row])
+    starts = {name: lines[0].index(name) for name in columns.split()}
+    assert max(map(len, lines)) <= 80
+    assert [line[starts["live_since"] :].split()[0] for line in lines[1:3]] == ["2026-11-30", "09:30:11"]
+    states = [line[starts["state"] : starts["weights_of"]] for line in lines[1:]]
+    assert " ".join(states).split() == ["was", "live", "pinned"]
+    assert "1234567890" in lines[1]
+    assert "".join(line[starts["path"] :] for line in lines[1:]) == path
+
+
+@pytest.mark.usefixtures("narrow")
 def test_what_fits_is_shortened_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "trajectory reward", [(ID, REWARD)])[1].split() == [ID, str(REWARD)]
     assert printed(capsys, "trajectory reward", []) == ["trajectory  reward"]

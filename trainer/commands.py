@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -17,7 +16,7 @@ from trainer.job import JobReport, run_job
 from trainer.policies import checkpoint_of
 from trainer.preview import Preview, preview
 from trainer.round import StepReport
-from trainer.selection import nothing, rule, told
+from trainer.selection import nothing, told
 
 SHOWN = 50
 """Most trajectories that a preview lists as text."""
@@ -48,7 +47,8 @@ def train(
     """
     age = None if newer_than is None else seconds(newer_than, "--newer-than")
     given = {"model": model, "credit": credit, "only": only, "task": task, "max_age_s": age}
-    settings = _with(load(upstream=upstream, database=database), given | {"max_staleness": max_staleness})
+    changed = given | {"max_staleness": max_staleness}
+    settings = load(upstream=upstream, database=database, train=changed)
     store = Store(settings.database, create=False)
     _check(store, settings, dry_run=dry_run, fresh=fresh)
     if dry_run:
@@ -92,8 +92,8 @@ def schedule(
         "idle_s": None if idle is None else seconds(idle, "--idle"),
         "hours": hours,
     }
-    settings = load(upstream=upstream, database=database)
-    config = settings.schedule.model_copy(update={k: v for k, v in given.items() if v is not None})
+    settings = load(upstream=upstream, database=database, schedule=given)
+    config = settings.schedule
     store = Store(settings.database)
     # In the environment, not among the arguments, which everybody can read: the URL may hold a password.
     train = TrainProcess({"MOSAIC_UPSTREAM": settings.upstream, "MOSAIC_DATABASE": settings.database})
@@ -105,12 +105,11 @@ def schedule(
 
 
 def _check(store: Store, settings: Settings, *, dry_run: bool, fresh: bool) -> None:
-    """Say at once what cannot be used: the rule, and the checkpoint, unless a job is taken up, which has its own.
+    """Say at once that the checkpoint cannot be used, unless a job is taken up, which has its own.
 
     A dry run needs no checkpoint; one that is named must be there. Raises `SettingsError`.
     """
     config = settings.train
-    rule(config)
     if (config.model is not None or not dry_run) and (fresh or store.unsettled_job() is None):
         checkpoint_of(store, store.policy()[0], config.model)
 
@@ -121,12 +120,6 @@ def _step_back(config: TrainConfig) -> None:
     if config.threads is not None:
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is imported
             os.environ[name] = str(config.threads)
-
-
-def _with(settings: Settings, given: dict[str, Any]) -> Settings:
-    """The settings with these of `[train]` changed; None counts as not given."""
-    changed = settings.train.model_copy(update={k: v for k, v in given.items() if v is not None})
-    return settings.model_copy(update={"train": changed})
 
 
 def _show(report: JobReport) -> None:

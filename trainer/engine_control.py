@@ -17,6 +17,7 @@ import numpy as np
 from mosaic.errors import EngineError
 from mosaic.records import IdArray, LogprobArray
 from mosaic.settings import Settings
+from mosaic.store.policies import started_on
 from mosaic.urls import shown_url
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -114,8 +115,7 @@ class EngineControl:
     def root(self) -> Path | None:
         """Return the folder from which the engine says that it had the model when it started."""
         served = self._call("/v1/models", None).get("data") or []
-        roots = (model.get("root") for model in served if model["id"] == self.model)
-        return next((Path(str(root)) for root in roots if root is not None), None)
+        return started_on(served, self.model)
 
     def version(self) -> str | None:
         """Return the version that the engine believes to serve, as set by `load`; a word of its own before that."""

@@ -25,6 +25,7 @@ from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store, trained_tokens
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting
+from mosaic.store.policies import LEASE
 from trainer.batches import Normalisation
 from trainer.contributions import estimated
 from trainer.figures import chosen_figures, job_figures, trained_figures
@@ -38,8 +39,6 @@ from trainer.selection import Selection, choose, nothing, rule
 from trainer.tracking import Tracking, check_trackers
 from trainer.trained_logprobs import load_logprobs
 
-LEASE = "training"
-"""Who holds it may train and change what the engines serve."""
 MAX_ATTEMPTS = 3
 """A job that died this often before it had a checkpoint is failed: what kills it would kill it again."""
 CALLS_AT_ONCE = 200
@@ -108,7 +107,6 @@ def run_job(
     is published) stays where it is for the next run; whatever else is raised fails it. Raises `NothingToTrain` without
     a signal, `LeaseTaken` while another job runs, `EngineError`, `TrainError` or `PublishError` on failure.
     """
-    rule(settings.train)  # a setting that cannot be used is said at once
     check_trackers(settings.train)
     gate_of(settings)
     with held(store, LEASE) as lease:

@@ -10,7 +10,7 @@ from mosaic.errors import SettingsError
 from mosaic.lease import held
 from mosaic.settings import load
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion
+from mosaic.store.policies import LEASE, PolicyVersion
 from mosaic.terminal import DATABASE, JSON, print_json, print_table
 from trainer.policies import before, find, listed, put_back, state_of, weights_of
 
@@ -18,7 +18,6 @@ app = typer.Typer(help="List policy versions, go back to one, pin one, make a fi
 
 UPSTREAM = typer.Option(None, help="Base URL of the vLLM that serves the policy.")
 MODEL = typer.Option(None, help="Checkpoint that the engine started with (until a job has run).")
-LEASE = "training"
 FIRST = "version 0 is live: the checkpoint that the engine started with"
 PATHLESS = "its path is known once a job has published"
 
@@ -38,7 +37,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
     if as_json:
         print_json([{**asdict(one), "serves": one.version == live} for one in found])
         return
-    print_table("version state weights_of live_since gap job path", [_row(one, live) for one in found])
+    print_table("ver. state weights_of live_since gap path", [_row(one, live) for one in found])
     if not live:
         typer.echo(FIRST)
 
@@ -46,7 +45,7 @@ def list_(as_json: bool = JSON, database: str | None = DATABASE) -> None:
 def _row(one: PolicyVersion, live: int) -> tuple[object, ...]:
     gap = one.verification.get("gap_mean")
     state, since = state_of(one, live) + (" pinned" if one.pinned else ""), _shown("live_at", one.live_at)
-    return one.version, state, one.restores, since, None if gap is None else f"{gap:.2g}", one.job_id, one.path
+    return one.version, state, one.restores, since, None if gap is None else f"{gap:.2g}", one.path
 
 
 def _shown(name: str, value: object) -> object:

@@ -7,7 +7,6 @@ a run that was missed while no schedule was running is made up for, once.
 
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -21,9 +20,9 @@ import structlog
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.blocking import BlockingScheduler
 from apscheduler.triggers.base import BaseTrigger
-from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
+from mosaic.daytimes import cron_trigger, minutes
 from mosaic.errors import LeaseTaken, SettingsError, StoreError
 from mosaic.lease import Lease
 from mosaic.settings import ScheduleConfig
@@ -53,7 +52,7 @@ class Schedule:
         self._since = clock()
         """When this schedule began: what was due before is due only if a job has run before that."""
         self._due: str | None = None
-        self.hours = _hours(config.hours)
+        self.hours = None if config.hours is None else minutes(config.hours)
         self.trigger = trigger(config)
         """Of cron or interval; None when only `when_scored` starts jobs."""
 
@@ -124,30 +123,14 @@ class Schedule:
 
 
 def trigger(config: ScheduleConfig) -> BaseTrigger | None:
-    """The trigger of the clock. Raises `SettingsError` for what cannot be read, or when nothing ever starts a job."""
+    """The trigger of the clock. Raises `SettingsError` when nothing ever starts a job."""
     if config.cron is not None:
-        try:
-            return CronTrigger.from_crontab(config.cron)
-        except ValueError as error:
-            raise SettingsError(
-                f"schedule.cron: {config.cron!r}: {error}.", 'Five fields, such as "0 3 * * *" for three in the night.'
-            ) from error
+        return cron_trigger(config.cron)
     if config.every_s is not None:
         return IntervalTrigger(seconds=config.every_s)
     if config.when_scored is None:
         raise SettingsError("nothing starts a job.", "Give --cron, --every or --when-scored, or set [schedule].")
     return None
-
-
-def _hours(text: str | None) -> tuple[int, int] | None:
-    """Minutes of the day at which the hours begin and end. Raises `SettingsError`."""
-    if text is None:
-        return None
-    parts = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text.strip())
-    if parts is None:
-        raise SettingsError(f"schedule.hours: {text!r} names no hours.", "Write them as 22:00-06:00, local time.")
-    begin_h, begin_m, end_h, end_m = map(int, parts.groups())
-    return begin_h * 60 + begin_m, end_h * 60 + end_m
 
 
 class TrainProcess:

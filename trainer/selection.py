@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mosaic.credit import (
     CreditSettings,
@@ -14,7 +14,7 @@ from mosaic.credit import (
     group_input,
     rule_settings,
 )
-from mosaic.errors import NothingToTrain, SettingsError
+from mosaic.errors import NothingToTrain
 from mosaic.records import Group
 from mosaic.settings import TrainConfig
 from trainer.contributions import Contributions
@@ -110,13 +110,8 @@ def select(
 
 
 def rule(config: TrainConfig) -> CreditSettings:
-    """The credit rule that is asked for, with its options. Raises `SettingsError`."""
-    try:
-        return replace(rule_settings(config.credit), **config.credit_options)  # type: ignore[arg-type]
-    except (ValueError, TypeError) as error:
-        raise SettingsError(
-            f"train.credit: {error}.", "See mosaic.credit.CreditSettings for names and ranges."
-        ) from error
+    """The credit rule that is asked for, with its options."""
+    return rule_settings(config.credit, config.credit_options)
 
 
 def _credit(given: TrajectoryCredit) -> Credit:

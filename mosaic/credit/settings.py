@@ -6,9 +6,10 @@ arXiv 2610.22174, whose formulas and constants were not available to us.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 
 class Baseline(StrEnum):
@@ -159,10 +160,18 @@ RULES: Mapping[str, CreditSettings] = MappingProxyType(
 """The rules by name. To change a constant: `dataclasses.replace(RULES["mosaic"], alpha=0.2)`."""
 
 
-def rule_settings(rule: str | CreditSettings) -> CreditSettings:
-    """Return the settings of a rule given by name; settings pass through. Raises ValueError that lists the names."""
-    if isinstance(rule, CreditSettings):
-        return rule
-    if rule not in RULES:
+def rule_settings(rule: str | CreditSettings, options: Mapping[str, Any] = MappingProxyType({})) -> CreditSettings:
+    """Return the settings of a rule given by name, with the options changed; settings pass through.
+
+    Raises ValueError, which lists the names where one is not known.
+    """
+    if isinstance(rule, str) and rule not in RULES:
         raise ValueError(f"no credit rule is named {rule!r}; choose one of: {', '.join(RULES)}")
-    return RULES[rule]
+    settings = RULES[rule] if isinstance(rule, str) else rule
+    known = [field.name for field in fields(settings)]
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"a credit rule has no option {unknown[0]!r}; choose of: {', '.join(known)}")
+    try:
+        return replace(settings, **options) if options else settings
+    except TypeError as error:  # text where a number belongs
+        raise ValueError(f"options of the credit rule: {error}") from error

@@ -21,6 +21,10 @@ what shells and containers end with when it was killed or ended."""
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")
 _OWN = ("trajectory", "base_url", "anthropic_base_url", "api_key", "attempt", "scratch", "task_file", "cwd")
 """Placeholders that every task has, besides its own fields."""
+TASK_VARIABLE = "MOSAIC_TASK"
+"""How the names of the variables begin that hold the task: itself, and its file."""
+LONGEST_SCRIPT = 2**20
+"""Bytes of a file up to which it is looked into for these names."""
 
 
 class Outcome(StrEnum):
@@ -182,6 +186,27 @@ def check_placeholders(command: tuple[str, ...], tasks: list[Task]) -> None:
                 f"the command has {{{name}}}, which the task {task.task_id!r} lacks.",
                 f"There are {', '.join([*task.fields, *_OWN])}; literal braces are written {{{{{name}}}}}.",
             )
+
+
+def hides_the_task(agent: Agent) -> bool:
+    """Whether neither a placeholder of the command nor a name in it, or in a file that it runs, leads to the task.
+
+    A program may still read its environment: nothing can be seen of that from outside.
+    """
+    filled = {m[2] for argument in agent.command for m in _PLACEHOLDER.finditer(argument) if m[2]}
+    if filled - (set(_OWN) - {"task_file"}):
+        return False
+    named = [Path(_found(argument, n, agent.started_in)) for n, argument in enumerate(agent.command)]
+    texts = [argument.encode() for argument in agent.command] + [_script(path) for path in named]
+    return not any(TASK_VARIABLE.encode() in text for text in texts)
+
+
+def _script(path: Path) -> bytes:
+    """What a file holds; nothing where there is none, or where it is no script."""
+    try:
+        return path.read_bytes() if path.is_file() and path.stat().st_size <= LONGEST_SCRIPT else b""
+    except (OSError, ValueError):
+        return b""
 
 
 def _filled(argument: str, values: Mapping[str, Any]) -> str:

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, Text, and_, cast, func, literal, select
+from sqlalchemy import Connection, RowMapping, Select, and_, func, literal, select
 from sqlalchemy.orm import aliased
 
 from mosaic.records import IdArray, LogprobArray
 from mosaic.store import trained_tokens
 from mosaic.store.browsing import Page, missing, no_cursor
 from mosaic.store.codec import unpack_ids, unpack_logprobs
-from mosaic.store.models import CallRow, MessageRow, ParamsRow, TokensRow
+from mosaic.store.models import CallRow, MessageRow, ParamsRow, RowId, TokensRow
 from mosaic.store.reading import batched, load, prompt_of
 
 HEAD_CHARACTERS = 400
@@ -48,7 +48,7 @@ class CallLine:
 class StoredMessage:
     """One message of a chain."""
 
-    message_id: str
+    message_id: int
     depth: int
     role: str
     body: Mapping[str, Any]
@@ -105,7 +105,7 @@ def call_row(connection: Connection, call_id: str) -> RowMapping:
     return row
 
 
-def head_of(connection: Connection, call_id: str | None) -> str | None:
+def head_of(connection: Connection, call_id: str | None) -> int | None:
     """The last message of a call's request; None where there is no such call."""
     if call_id is None:
         return None
@@ -144,16 +144,16 @@ def replies(connection: Connection, call_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def chain(connection: Connection, head: str | None, limit: int, until: str | None = None) -> Page[StoredMessage]:
+def chain(connection: Connection, head: int | None, limit: int, until: int | None = None) -> Page[StoredMessage]:
     """The last `limit` messages up to `head`, oldest first, but not `until` nor what stands before it.
 
     The cursor is the head with which to ask for what stands before them.
     """
     if head is None:
         return Page((), None)
-    walked = select(literal(head, Text).label("id"), literal(1).label("number")).cte("chain", recursive=True)
+    walked = select(literal(head, RowId).label("id"), literal(1).label("number")).cte("chain", recursive=True)
     # Looked up row by row: PostgreSQL would join the whole table with a chain whose length it cannot guess.
-    before = select(cast(func.max(MessageRow.parent_id), Text)).where(MessageRow.message_id == walked.c.id)
+    before = select(func.max(MessageRow.parent_id)).where(MessageRow.message_id == walked.c.id)
     step = select(before.correlate(walked).scalar_subquery(), walked.c.number + 1)
     going_on = [walked.c.id.is_not(None), walked.c.number <= limit]
     if until is not None:
@@ -166,7 +166,8 @@ def chain(connection: Connection, head: str | None, limit: int, until: str | Non
         rows += connection.execute(select(MessageRow.__table__).where(MessageRow.message_id.in_(some))).mappings()
     rows.sort(key=lambda row: int(row["depth"]))
     items = [StoredMessage(r["message_id"], r["depth"], r["role"], load(r["body"])) for r in rows]
-    return Page(items, ids[len(kept)] if len(ids) > len(kept) else None)
+    before_them = ids[len(kept)] if len(ids) > len(kept) else None
+    return Page(items, None if before_them is None else str(before_them))
 
 
 def choice_tokens(connection: Connection, call_id: str, choice: int) -> ChoiceTokens:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sqlalchemy import Connection, func, select, text
+from sqlalchemy.orm import aliased
 
 from mosaic.errors import StoreError
 from mosaic.store.codec import digest
@@ -216,7 +217,9 @@ def _differing(connection: Connection, trajectory_id: str) -> int:
 
 def _altered(database: Database) -> int:
     """Messages that are not what their digest says; a few at a time in memory, for one may be large."""
-    query = select(MessageRow.message_id, MessageRow.parent_id, MessageRow.body)
+    before = aliased(MessageRow)
+    query = select(MessageRow.digest, before.digest, MessageRow.body)
+    query = query.outerjoin(before, before.message_id == MessageRow.parent_id)
     with database.reading() as connection:
         rows = connection.execute(query, execution_options={"yield_per": 10})
-        return sum(digest(body.encode(), parent_id) != message_id for message_id, parent_id, body in rows)
+        return sum(digest(body.encode(), parent) != recorded for recorded, parent, body in rows)

@@ -191,7 +191,7 @@ def _reply(connection: Connection, call_id: str) -> str:
     return _excerpt(connection, connection.scalar(query))
 
 
-def _excerpt(connection: Connection, message_id: str | None) -> str:
+def _excerpt(connection: Connection, message_id: int | None) -> str:
     """How a message begins: its text, or the tool calls in it."""
     body = connection.scalar(select(MessageRow.body).where(MessageRow.message_id == message_id))
     if body is None:

@@ -88,11 +88,16 @@ class SessionRow(Base):
 
 
 class MessageRow(Base):
-    """A message after a given prefix; its digest names the whole prefix, so every prefix is stored once."""
+    """A message after a given prefix; its digest names the whole prefix, so every prefix is stored once.
+
+    What refers to it does so by a number that rises with time: neighbours in time are neighbours in every index, and a
+    call changes few pages however many there are.
+    """
 
     __tablename__ = "messages"
-    message_id: Mapped[str] = mapped_column(Digest, primary_key=True)
-    parent_id: Mapped[str | None] = mapped_column(Digest, index=True)
+    message_id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=False)
+    parent_id: Mapped[int | None] = mapped_column(RowId, index=True)
+    digest: Mapped[str] = mapped_column(Digest, unique=True)
     depth: Mapped[int] = mapped_column(Integer)
     role: Mapped[str] = mapped_column(Text)
     body: Mapped[str] = mapped_column(Text)
@@ -132,7 +137,7 @@ class CallRow(Base):
     status: Mapped[str] = mapped_column(String(16))
     http_status: Mapped[int] = mapped_column(Integer)
     error: Mapped[str | None] = mapped_column(Text)
-    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"), index=True)
+    message_id: Mapped[int | None] = mapped_column(ForeignKey("messages.message_id"), index=True)
     """Head of the request's message chain."""
     params: Mapped[str] = mapped_column(Text)
     """The request's small parameters, as a JSON object; those that are large lie in `params`."""
@@ -177,7 +182,7 @@ class TokensRow(Base):
     logprobs: Mapped[bytes] = mapped_column(LargeBinary)
     versions: Mapped[str | None] = mapped_column(Text)
     """JSON [[version, first token, end), ...] when a swap fell inside the call; else NULL."""
-    message_id: Mapped[str | None] = mapped_column(ForeignKey("messages.message_id"), index=True)
+    message_id: Mapped[int | None] = mapped_column(ForeignKey("messages.message_id"), index=True)
     """The reply, in the chain after the request's head."""
     finish_reason: Mapped[str | None] = mapped_column(Text)
 

@@ -4,8 +4,9 @@ A version is `loading` until the engines have it, `live` from then on, or `faile
 that are put back get a number of their own (`restores`), so that every token's version stays known.
 """
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import orjson
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from mosaic.store.models import JobRow, PolicyVersionRow
+
+LEASE = "training"
+"""Who holds it may train and change what the engines serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,22 +104,43 @@ def live_of(found: Sequence[PolicyVersion]) -> PolicyVersion | None:
     return next((one for one in reversed(found) if one.state == "live"), None)
 
 
-def serves(found: Sequence[PolicyVersion], said: str | None, root: Path | None) -> bool | None:
+def started_on(models: Iterable[Mapping[str, Any]], name: str | None, *, unseen: bool = True) -> Path | None:
+    """The folder, or an adapter's link, from which an engine had the policy when it started, by its list of models.
+
+    None where it does not say. `name`: under which the policy is served; None: the first of them. Without `unseen` a
+    link that this machine does not see says nothing either, since nobody knows where it leads.
+    """
+    model: Mapping[str, Any] = next((one for one in models if name in (None, one["id"])), {})
+    root = model.get("root")
+    if not isinstance(root, str) or "\0" in root:
+        return None
+    return Path(root) if unseen or not model.get("parent") or os.path.exists(root) else None
+
+
+def serves(found: Sequence[PolicyVersion], said: str | None, root: Path | None, *, at_work: bool) -> bool | None:
     """Whether an engine serves the live weights, or those that are being put live; None when it does not say enough.
 
     `said`: its `weight_version`, a number once it was given weights and a word of its own before that; None where it
-    does not tell. `root`: the folder from which it says that it had the policy when it started.
+    does not tell. `root`: what `started_on` says. `at_work`: whether anybody holds the lease on training. Where nobody
+    does, a `loading` version was left by a job that died: the clock will never say that it sampled a token.
     """
     live = live_of(found)
+    loading = [one for one in found if one.state == "loading" and (live is None or one.version > live.version)]
+    number = int(said) if said is not None and said.isdecimal() else None
     if live is None:
-        return True
-    coming = [one for one in found if one.version > live.version and one.state == "loading"]
-    if said is not None and said.isdecimal():
-        return int(said) in same_weights(found, live.version) | {one.version for one in coming}
+        left = [] if at_work else loading
+        return number not in [one.version for one in left] and not _is_one_of(left, root)
+    coming = loading if at_work else []
+    if number is not None:
+        return number in same_weights(found, live.version) | {one.version for one in coming}
     if root is None:
         return None
-    started_on_it = root.resolve() in [Path(one.path).resolve() for one in (live, *coming)]
-    return started_on_it or (None if said is None else False)
+    return _is_one_of([live, *coming], root) or (None if said is None else False)
+
+
+def _is_one_of(some: Sequence[PolicyVersion], root: Path | None) -> bool:
+    """Whether a folder is that of one of these versions."""
+    return root is not None and root.resolve() in [Path(one.path).resolve() for one in some]
 
 
 def pin(connection: Connection, version: int | None) -> None:

@@ -73,10 +73,14 @@ LINK = fields_of(LinkRow, "session_id", "trajectory_id")
 ADVANTAGE = fields_of(AdvantageRow, "session_id")
 SESSION = fields_of(SessionRow, "trajectory_id", "ended", "ended_at")
 """How it ended is found again by `mosaic relink`."""
-MESSAGE = fields_of(MessageRow)
+MESSAGE = {**fields_of(MessageRow, "digest"), "message_id": Field("text"), "parent_id": Field("text", optional=True)}
+"""Messages go by their digests: numbers are one database's own."""
 PARAMS = fields_of(ParamsRow)
-CHOICE = fields_of(TokensRow, "call_id")
-CALL = fields_of(CallRow, "seq", "trajectory_id", "rung", "score", "evidence", "rivals")
+CHOICE = {**fields_of(TokensRow, "call_id"), "message_id": Field("text", optional=True)}
+CALL = {
+    **fields_of(CallRow, "seq", "trajectory_id", "rung", "score", "evidence", "rivals"),
+    "message_id": Field("text", optional=True),
+}
 """Why it stands where it stands is found again by `mosaic relink`."""
 REWARD = fields_of(RewardRow, "reward_id", "trajectory_id")
 TRAJECTORY = fields_of(TrajectoryRow)

@@ -8,9 +8,10 @@ numbers (`seq`, `reward_id`) are new, in the old order.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select, tuple_, union
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, select, tuple_, union
 
 from mosaic.records import JobState
+from mosaic.store.chains import Numbers, insert_messages
 from mosaic.store.codec import pack, unpack_ids, unpack_logprobs
 from mosaic.store.database import Database
 from mosaic.store.models import (
@@ -92,13 +93,15 @@ def read(connection: Connection, trajectory_id: str) -> Record | None:
     row = connection.execute(query.where(TrajectoryRow.trajectory_id == trajectory_id)).mappings().first()
     if row is None:
         return None
+    messages = _messages(connection, trajectory_id)
+    digests = {None: None, **{row["message_id"]: row["digest"] for row in messages}}
     return {
         "format": FORMAT,
         **row,
         "sessions": _sessions(connection, trajectory_id),
-        "messages": _messages(connection, trajectory_id),
+        "messages": [_message(row, digests) for row in messages],
         "params": _params(connection, trajectory_id),
-        "calls": _calls(connection, trajectory_id),
+        "calls": _calls(connection, trajectory_id, digests),
         "rewards": _rows(connection, RewardRow, REWARD, trajectory_id, RewardRow.reward_id),
     }
 
@@ -125,7 +128,7 @@ def _sessions(connection: Connection, trajectory_id: str) -> list[Record]:
     ]
 
 
-def _messages(connection: Connection, trajectory_id: str) -> list[Record]:
+def _messages(connection: Connection, trajectory_id: str) -> list[RowMapping]:
     """The messages of all calls and replies with all that stand before them, each once, parents first."""
     heads = union(
         select(CallRow.message_id).where(CallRow.trajectory_id == trajectory_id),
@@ -138,10 +141,14 @@ def _messages(connection: Connection, trajectory_id: str) -> list[Record]:
     more = select(MessageRow.message_id, MessageRow.parent_id).join(chains, MessageRow.message_id == chains.c.parent_id)
     chains = chains.union(more)
     query = select(MessageRow.__table__).where(MessageRow.message_id.in_(select(chains.c.message_id)))
-    # Ids in the order of their bytes, whatever language the database sorts in, so that equal records are equal files.
+    # In the order of the digests' bytes, whatever language the database sorts in: equal records are equal files.
     rows = connection.execute(query).mappings().all()
-    ordered = sorted(rows, key=lambda row: (row["depth"], row["message_id"]))
-    return [{name: row[name] for name in MESSAGE} for row in ordered]
+    return sorted(rows, key=lambda row: (row["depth"], row["digest"]))
+
+
+def _message(row: RowMapping, digests: Mapping[int | None, str | None]) -> Record:
+    named = {"message_id": row["digest"], "parent_id": digests[row["parent_id"]]}
+    return {name: named[name] if name in named else row[name] for name in MESSAGE}
 
 
 def _params(connection: Connection, trajectory_id: str) -> list[Record]:
@@ -150,7 +157,7 @@ def _params(connection: Connection, trajectory_id: str) -> list[Record]:
     return [{name: row[name] for name in PARAMS} for row in sorted(rows, key=lambda row: str(row["params_id"]))]
 
 
-def _calls(connection: Connection, trajectory_id: str) -> list[Record]:
+def _calls(connection: Connection, trajectory_id: str, digests: Mapping[int | None, str | None]) -> list[Record]:
     calls = _rows(connection, CallRow, CALL, trajectory_id, CallRow.seq)
     choices: dict[str, list[Record]] = {}
     query = select(TokensRow.__table__).join(CallRow, CallRow.call_id == TokensRow.call_id)
@@ -158,12 +165,16 @@ def _calls(connection: Connection, trajectory_id: str) -> list[Record]:
     for row in connection.execute(query).mappings():
         choice = {
             **{name: row[name] for name in CHOICE},
+            "message_id": digests[row["message_id"]],
             "prompt_new": None if row["prompt_new"] is None else unpack_ids(row["prompt_new"]),
             "sampled": unpack_ids(row["sampled"]),
             "logprobs": unpack_logprobs(row["logprobs"]),
         }
         choices.setdefault(row["call_id"], []).append(choice)
-    return [{**call, "choices": choices.get(call["call_id"], [])} for call in calls]
+    return [
+        {**call, "message_id": digests[call["message_id"]], "choices": choices.get(call["call_id"], [])}
+        for call in calls
+    ]
 
 
 def insert(connection: Connection, record: Record) -> bool:
@@ -180,11 +191,11 @@ def insert(connection: Connection, record: Record) -> bool:
         insert_new(connection, TaskRow, [task])
     insert_new(connection, JobRow, _jobs(record))
     _add(connection, TrajectoryRow, [{name: record[name] for name in TRAJECTORY}])
-    insert_new(connection, MessageRow, record["messages"])
+    numbers = insert_messages(connection, record["messages"], {})
     insert_new(connection, ParamsRow, record["params"])
-    for table, rows in _owned(record).items():
+    for table, rows in _owned(record, numbers).items():
         _add(connection, table, [{"trajectory_id": trajectory_id, **row} for row in rows])
-    tokens = [_token_row(call["call_id"], choice) for call in record["calls"] for choice in call["choices"]]
+    tokens = [_token_row(call["call_id"], choice, numbers) for call in record["calls"] for choice in call["choices"]]
     _add(connection, TokensRow, tokens)
     _add(
         connection,
@@ -199,20 +210,24 @@ def _add(connection: Connection, table: type[Base], rows: list[Record]) -> None:
         connection.execute(table.__table__.insert(), rows)  # type: ignore[attr-defined]
 
 
-def _owned(record: Record) -> dict[type[Base], list[Record]]:
+def _owned(record: Record, numbers: Numbers) -> dict[type[Base], list[Record]]:
     """The rows that name their trajectory, by table, referenced ones first."""
     sessions = record["sessions"]
     return {
         SessionRow: [{name: s[name] for name in SESSION} for s in sessions],
         LinkRow: [{"session_id": s["session_id"], **s["link"]} for s in sessions if s["link"] is not None],
-        CallRow: [{name: call[name] for name in CALL} for call in record["calls"]],
+        CallRow: [_call_row(call, numbers) for call in record["calls"]],
         RewardRow: record["rewards"],
     }
 
 
-def _token_row(call_id: str, choice: Record) -> Record:
+def _call_row(call: Record, numbers: Numbers) -> Record:
+    return {**{name: call[name] for name in CALL}, "message_id": numbers[call["message_id"]]}
+
+
+def _token_row(call_id: str, choice: Record, numbers: Numbers) -> Record:
     new = choice["prompt_new"]
-    packed = {"prompt_new": None if new is None else pack(new)}
+    packed = {"prompt_new": None if new is None else pack(new), "message_id": numbers[choice["message_id"]]}
     return {"call_id": call_id, **choice, **packed, **{name: pack(choice[name]) for name in ("sampled", "logprobs")}}
 
 

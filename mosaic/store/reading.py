@@ -1,11 +1,11 @@
 """Reads calls, sessions and trajectories back, with every prompt rebuilt exactly from its deltas."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
-from sqlalchemy import ColumnElement, Connection, RowMapping, Text, cast, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, String, Text, cast, func, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from mosaic.capture import CallStatus, CapturedCall, Choice, Fidelity
@@ -13,6 +13,8 @@ from mosaic.lineage.model import Link, Placement, Rung, Why
 from mosaic.records import Call, IdArray, Message, Sample, Session, SessionKind, Trajectory, TrajectoryState
 from mosaic.store.codec import unpack_ids, unpack_logprobs
 from mosaic.store.models import CallRow, LinkRow, MessageRow, ParamsRow, SessionRow, TokensRow, TrajectoryRow
+
+Key = TypeVar("Key", str, int)
 
 TOGETHER = 50
 """Trajectories that are read with the same statements."""
@@ -82,9 +84,9 @@ class _Messages:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._known: dict[str, tuple[str | None, Message]] = {}
+        self._known: dict[int, tuple[int | None, Message]] = {}
 
-    def preload(self, heads: Sequence[str]) -> None:
+    def preload(self, heads: Sequence[int]) -> None:
         """Read these messages and all that stand before them."""
         wanted = [head for head in heads if head not in self._known]
         chains = _ancestors(self._connection, MessageRow.message_id, MessageRow.parent_id, wanted)
@@ -93,12 +95,12 @@ class _Messages:
             for message_id, parent_id, body in self._connection.execute(query.where(MessageRow.message_id.in_(some))):
                 self._known[message_id] = (parent_id, load(body))
 
-    def body(self, message_id: str) -> tuple[str | None, Message]:
+    def body(self, message_id: int) -> tuple[int | None, Message]:
         if message_id not in self._known:
             self.preload([message_id])
         return self._known[message_id]
 
-    def chain(self, head: str | None) -> tuple[Message, ...]:
+    def chain(self, head: int | None) -> tuple[Message, ...]:
         found = []
         while head is not None:
             head, message = self.body(head)
@@ -106,7 +108,7 @@ class _Messages:
         return tuple(reversed(found))
 
 
-def batched(ids: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+def batched(ids: Sequence[Key], size: int = 500) -> Iterator[Sequence[Key]]:
     """The ids in portions that fit into one statement."""
     for at in range(0, len(ids), size):
         yield ids[at : at + size]
@@ -114,18 +116,19 @@ def batched(ids: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
 
 def _ancestors(
     connection: Connection,
-    key: InstrumentedAttribute[str],
-    parent: InstrumentedAttribute[str | None],
-    ids: Sequence[str],
-) -> list[str]:
+    key: InstrumentedAttribute[Key],
+    parent: InstrumentedAttribute[Key | None],
+    ids: Sequence[Key],
+) -> list[Key]:
     """These ids and, step by step, those that their rows name as parents; each once.
 
     The parent is looked up row by row: PostgreSQL would join the whole table with a chain whose length it cannot guess.
     """
-    found: dict[str, None] = {}
+    found: dict[Key, None] = {}
+    kind = Text() if isinstance(key.type, String) else key.type  # PostgreSQL's `max` forgets a text's length
     for some in batched(ids):
-        chain = select(cast(key, Text).label("id")).where(key.in_(some)).cte("ancestors", recursive=True)
-        looked_up = select(cast(func.max(parent), Text)).where(key == chain.c.id).correlate(chain).scalar_subquery()
+        chain = select(cast(key, kind).label("id")).where(key.in_(some)).cte("ancestors", recursive=True)
+        looked_up = select(cast(func.max(parent), kind)).where(key == chain.c.id).correlate(chain).scalar_subquery()
         chain = chain.union(select(looked_up).where(chain.c.id.is_not(None)))
         rows = connection.scalars(select(chain.c.id).where(chain.c.id.is_not(None)))
         found.update(dict.fromkeys(rows))

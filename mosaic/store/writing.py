@@ -18,14 +18,14 @@ from sqlalchemy.sql import ClauseElement
 
 from mosaic.capture import CapturedCall, Choice
 from mosaic.lineage.model import Ending, Link, Placement
-from mosaic.records import IdArray, Message, TrajectoryState
+from mosaic.records import IdArray, TrajectoryState
+from mosaic.store.chains import Chains
 from mosaic.store.codec import common_prefix, digest, dump, pack
 from mosaic.store.models import (
     Base,
     CallRow,
     CounterRow,
     LinkRow,
-    MessageRow,
     ParamsRow,
     SessionRow,
     TaskRow,
@@ -51,8 +51,8 @@ from mosaic.store.versions import Timeline
 
 LARGE = 400
 """Bytes of JSON from which a request parameter is stored apart from its call."""
-RECENT_MESSAGES = 100_000
-"""Messages whose presence is remembered."""
+RECENT_PARAMS = 100_000
+"""Large parameters whose presence is remembered."""
 RECENT_TOKEN_BYTES = 24 * 2**20
 """Bytes of recent calls' token ids that are kept in memory, with what holding them costs."""
 
@@ -89,13 +89,10 @@ class _Batch:
     ended: dict[str, tuple[Ending | None, float]] = field(default_factory=dict)
     rolled_over: dict[str, float] = field(default_factory=dict)
     """Trajectory -> when its client's agent began another."""
-    messages: dict[str, dict[str, Any]] = field(default_factory=dict)
     params: dict[str, dict[str, Any]] = field(default_factory=dict)
     calls: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    heads: set[str] = field(default_factory=set)
-    """Newest messages of the batch's chains, new or not."""
     after: dict[str, dict[int, IdArray]] = field(default_factory=dict)
     """Call -> prompt + sampled ids by choice."""
 
@@ -104,8 +101,8 @@ class Writer:
     """Turns placed calls into rows. Works inside the caller's transaction, one at a time."""
 
     def __init__(self) -> None:
-        self._messages: Recent[str, bool] = Recent(RECENT_MESSAGES, lambda _: 1)
-        self._params: Recent[str, bool] = Recent(RECENT_MESSAGES, lambda _: 1)
+        self._chains = Chains()
+        self._params: Recent[str, bool] = Recent(RECENT_PARAMS, lambda _: 1)
         self._after: Recent[str, dict[int, IdArray]] = Recent(
             RECENT_TOKEN_BYTES, lambda choices: sum(ids.nbytes + 400 for ids in choices.values())
         )
@@ -113,7 +110,7 @@ class Writer:
 
     def forget(self) -> None:
         """Something else has removed rows: what was remembered of them may be wrong."""
-        self._messages.clear()
+        self._chains.forget()
         self._params.clear()
         self._after.clear()
 
@@ -129,17 +126,18 @@ class Writer:
         The caller commits and then calls `committed`.
         """
         self._batch = _Batch()
+        self._chains.begin()
         positions = dict(sessions_of)
         for call, placement in placed:
             self._place(call, placement, positions, timeline)
             self._call(connection, call, placement, timeline)
             row = self._batch.trajectories[placement.trajectory_id]
             row["policy_version"] = min(row["policy_version"], self._batch.calls[-1]["policy_version"])
-        _flush(connection, self._batch)
+        _flush(connection, self._batch, self._chains)
 
     def committed(self) -> None:
         """The batch is in the database: from now on its messages and tokens need not be sent or read again."""
-        self._messages.update(dict.fromkeys([*self._batch.messages, *self._batch.heads], True))
+        self._chains.committed()
         self._params.update(dict.fromkeys(self._batch.params, True))
         self._after.update(self._batch.after)
         self._batch = _Batch()
@@ -168,7 +166,7 @@ class Writer:
 
     def _call(self, connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
         batch = self._batch
-        head, depth = self._chain(call.messages, None, 0)
+        head, depth = self._chains.add(call.messages, None, 0)
         spans = [timeline.of(call, choice) for choice in call.choices]
         versions = [version for spans_of in spans for version, _, _ in spans_of] or [timeline.at(call.ended_at)]
         batch.calls.append(
@@ -182,7 +180,7 @@ class Writer:
         )
         prompt = self._prompt_delta(connection, call, placement)
         for choice, spans_of in zip(call.choices, spans, strict=True):
-            reply, _ = self._chain([choice.message], head, depth)
+            reply, _ = self._chains.add([choice.message], head, depth)
             several = orjson.dumps(spans_of).decode() if len(spans_of) > 1 else None
             row = {**_choice_values(call, choice), **prompt, "versions": several, "message_id": reply}
             batch.tokens.append(row)
@@ -194,27 +192,6 @@ class Writer:
             batch.counts["exact_mode_calls", call.fidelity.kind] += 1
             if call.fidelity.reason is not None:
                 batch.counts["exact_mode_fallbacks", call.fidelity.reason] += 1
-
-    def _chain(self, messages: Iterable[Message], parent: str | None, depth: int) -> tuple[str | None, int]:
-        """Store each message once after its prefix; returns the digest of the whole and its length."""
-        rows = []
-        for message in messages:
-            body = dump(message)
-            message_id = digest(body, parent)
-            rows.append((message_id, parent, depth, message, body))
-            parent, depth = message_id, depth + 1
-        for message_id, before, at, message, body in reversed(rows):
-            if message_id in self._messages or message_id in self._batch.messages:
-                break  # and so is everything before it
-            self._batch.messages[message_id] = {
-                "message_id": message_id,
-                "parent_id": before,
-                "depth": at,
-                "role": plain(str(message.get("role", ""))),
-                "body": body.decode(),
-            }
-        self._batch.heads.update(row[0] for row in rows[-2:])
-        return parent, depth
 
     def _params_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Columns `params` (small parameters) and `params_id` (the large ones, stored once)."""
@@ -251,13 +228,15 @@ class Writer:
 _NO_PROMPT = {"base_call_id": None, "base_choice": None, "prompt_kept": 0, "prompt_new": None}
 
 
-def _flush(connection: Connection, batch: _Batch) -> None:
+def _flush(connection: Connection, batch: _Batch, chains: Chains) -> None:
     """Send the rows, referenced ones before those that refer to them."""
     insert_new(connection, TaskRow, batch.tasks.values())
     _UPSERT_TRAJECTORY.many(connection, batch.trajectories.values())
     insert_new(connection, SessionRow, batch.sessions)
     insert_new(connection, LinkRow, batch.links)
-    insert_new(connection, MessageRow, sorted(batch.messages.values(), key=lambda row: row["depth"]))
+    numbers = chains.insert(connection)
+    for row in (*batch.calls, *batch.tokens):
+        row["message_id"] = numbers[row["message_id"]]
     insert_new(connection, ParamsRow, batch.params.values())
     _INSERT_CALL.many(connection, batch.calls)
     _INSERT_TOKENS.many(connection, batch.tokens)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mosaic.errors import EngineError
-from mosaic.store.policies import serves
+from mosaic.lease import is_taken
+from mosaic.store.policies import LEASE, live_of, serves, started_on
 from proxy.doctor.asking import Engine
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
@@ -85,15 +86,17 @@ def model_names(subject: Subject) -> Iterator[Finding]:
 
 def weights(subject: Subject) -> Iterator[Finding]:
     """The engines serve the weights that the database says are live."""
-    live, path = (0, None) if subject.store is None else subject.store.policy()
-    if subject.store is None or path is None:
+    at_work = subject.store is not None and is_taken(subject.store, LEASE)
+    versions = [] if subject.store is None else subject.store.versions()
+    if not versions:
         yield ok("version 0 is live: the checkpoint that the engine started with")
         return
-    versions = subject.store.versions()
+    current = live_of(versions)
+    live, path = (0, "the first checkpoint") if current is None else (current.version, current.path)
     for engine in subject.up:
         told = engine.ask("/weight_info").json.get("weight_version")
-        said, root = None if told is None else str(told), _root(subject, engine)
-        live_there = serves(versions, said, None if root is None else Path(root))
+        said, root = None if told is None else str(told), started_on(engine.models, subject.model, unseen=False)
+        live_there = serves(versions, said, root, at_work=at_work)
         if live_there:
             yield ok(f"engine {engine.base} serves version {live} ({path})")
         elif live_there is None:
@@ -107,7 +110,7 @@ def weights(subject: Subject) -> Iterator[Finding]:
 
 def swapping(subject: Subject) -> Iterator[Finding]:
     """New weights can be put into the engines, and none was left paused."""
-    training = subject.store is not None and subject.store.lease_holder("training") is not None
+    training = subject.store is not None and is_taken(subject.store, LEASE)
     for engine in subject.up:
         if engine.paused is None:
             what = f"engine {engine.base} has pause, reload and resume switched off"
@@ -115,17 +118,11 @@ def swapping(subject: Subject) -> Iterator[Finding]:
             yield (warning if _trains(subject) else note)(what, why, DEV_MODE)
         elif engine.paused and not training:
             why = "It answers no call until it is resumed; a job that was killed inside a swap leaves it so."
-            step = f"Run `mosaic train`, which loads what is live and resumes, or: curl -X POST {engine.root}/resume"
+            step = "Run `mosaic train`, which loads what is live and resumes, or restart it: it may have others."
             yield wrong(f"engine {engine.base} is paused, and no job runs", why, step)
         else:
             yield ok(f"engine {engine.base} can be paused, given new weights and resumed")
         yield from _adapter(subject, engine)
-
-
-def _root(subject: Subject, engine: Engine) -> str | None:
-    """The folder from which an engine says that it has the policy."""
-    said = next((model.get("root") for model in engine.models if model["id"] == subject.model), None)
-    return said if isinstance(said, str) and "\0" not in said else None
 
 
 def _trains(subject: Subject) -> bool:
@@ -140,7 +137,7 @@ def _adapter(subject: Subject, engine: Engine) -> Iterator[Finding]:
     folder = subject.settings.train.model
     if folder is None or not (folder / "adapter_config.json").is_file():
         return
-    root = Path(_root(subject, engine) or "")
+    root = started_on(engine.models, subject.model) or Path()
     if not root.is_absolute() or not root.is_symlink():
         step = "Start vLLM with --enable-lora --lora-modules NAME=LINK; `mosaic policy adapter` makes the link."
         what = f"engine {engine.base} does not read its adapter from a symbolic link, but from {root}"

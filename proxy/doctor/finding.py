@@ -30,6 +30,11 @@ class Finding:
     """Name of the check that found it."""
 
 
+def in_words(reason: str) -> str:
+    """Why a call cannot be trained, as people read it: `completion tokens differ`."""
+    return reason.replace("_", " ")
+
+
 def ok(what: str) -> Finding:
     """All is well."""
     return Finding(Level.OK, what)

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from mosaic.store import Store
 from mosaic.store.models import CallRow, LinkRow, TrajectoryRow
-from proxy.doctor.finding import Finding, Level, note, ok, warning, wrong
+from proxy.doctor.finding import Finding, Level, in_words, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
 
 DAY_S = 24 * 3600.0
@@ -50,10 +50,14 @@ def counters(subject: Subject) -> Iterator[Finding]:
     counted = subject.store.counters()
     loud = {name: counted[name] for name in LOUD if counted.get(name)}
     for name, reasons in loud.items():
-        said = ", ".join(f"{number} {WORDS.get(reason, reason)}" for reason, number in sorted(reasons.items()))
+        said = ", ".join(f"{number} {_told(name, reason)}" for reason, number in sorted(reasons.items()))
         yield Finding(LEVELS.get(name, Level.NOTE), f"{name.replace('_', ' ')}: {said}", "", LOUD[name])
     if not loud:
         yield ok("nothing was dropped, skipped or done another way")
+
+
+def _told(name: str, reason: str) -> str:
+    return in_words(reason) if name == "inexact_calls" else WORDS.get(reason, reason)
 
 
 def lineage(subject: Subject) -> Iterator[Finding]:
@@ -89,7 +93,7 @@ def trainable(subject: Subject) -> Iterator[Finding]:
     if exact >= GOOD_SHARE * total:
         yield ok(what)
         return
-    reasons = ", ".join(f"{number} {reason}" for reason, number in calls.most_common() if reason is not None)
+    reasons = ", ".join(f"{number} {in_words(reason)}" for reason, number in calls.most_common() if reason is not None)
     why = "The rest counts as context only; what the policy did in them is not learnt from."
     step = "Look at the check `capture`, at `mosaic certificate`, and at why calls fail or are aborted."
     yield (wrong if exact < BAD_SHARE * total else warning)(f"{what}; the others: {reasons}", why, step)

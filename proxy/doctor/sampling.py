@@ -11,7 +11,7 @@ from adapters.wires.chat import Answer, Captured, upstream_body
 from adapters.wires.sse import EventSplitter
 from mosaic.errors import EngineError
 from proxy.doctor.asking import LONG_S, Answered, Engine
-from proxy.doctor.finding import Finding, Level, note, ok, warning, wrong
+from proxy.doctor.finding import Finding, Level, in_words, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ def _captured(engine: Engine, kind: str, answered: Answered, captured: Captured)
     if captured.inexact_reason is not None:
         why = "Such calls are recorded, and never trained: nothing is made up for what is missing."
         step = "Use vLLM 0.32 or newer, with nothing between it and Mosaic that drops fields."
-        return wrong(f"ids and logprobs do not arrive, {kind}: {captured.inexact_reason}", why, step)
+        return wrong(f"ids and logprobs do not arrive, {kind}: {in_words(captured.inexact_reason)}", why, step)
     sampled = sum(len(choice.ids_T) for choice in captured.choices)
     return ok(f"ids and logprobs arrive, {kind}: {len(captured.prompt_ids_P)} in the prompt, {sampled} sampled")
 

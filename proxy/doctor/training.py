@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from mosaic.lease import is_taken
 from mosaic.records import JobState
 from mosaic.store import Store
 from mosaic.store.jobs import Job
-from mosaic.store.policies import PolicyVersion
+from mosaic.store.policies import LEASE, PolicyVersion
 from mosaic.terminal import counted
 from proxy.doctor.finding import Finding, note, ok, warning, wrong
 from proxy.doctor.subject import Subject
 
-LEASE = "training"
 ENDS = (JobState.PUBLISHED, JobState.FAILED, JobState.SKIPPED)
 LEFT_OUT = "left_out_"
 """How the figures of a job begin that say what it did not train."""
@@ -27,7 +27,7 @@ def jobs(subject: Subject) -> Iterator[Finding]:
     if subject.store is None:
         return
     if (left := subject.store.unsettled_job()) is not None:
-        if subject.store.lease_holder(LEASE) is not None:
+        if is_taken(subject.store, LEASE):
             yield ok(f"{left.job_id} is at work, {left.state.value}")
         else:
             what = f"{left.job_id} was left {left.state.value}, and nobody works on it"

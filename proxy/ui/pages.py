@@ -285,7 +285,7 @@ def _add_call(ui: APIRouter, pages: Pages) -> None:
         )
 
     @ui.get("/c/{call_id}/messages")
-    def earlier(call_id: str, cursor: str) -> HTMLResponse:
+    def earlier(call_id: str, cursor: int = Query(ge=0, lt=2**63)) -> HTMLResponse:
         with pages.store.database.reading() as connection:
             found = call_browsing.chain(connection, cursor, MESSAGES)
         return part("_messages.html", messages=message_views(found.items), earlier=found.next, call_id=call_id)

@@ -16,7 +16,7 @@ from aiohttp import web
 from mosaic.errors import StoreError
 from mosaic.settings import Settings
 from mosaic.store import Store
-from mosaic.store.policies import PolicyVersion, serves
+from mosaic.store.policies import LEASE, PolicyVersion, serves, started_on
 from proxy import weights
 from proxy.lookups import Lookups
 from proxy.recorder import Recorder
@@ -172,17 +172,49 @@ def version(number: int, path: str, state: str = "live", restores: int | None = 
 )
 def test_what_an_engine_says_of_its_weights(said: str | None, root: str | None, expected: bool | None) -> None:
     found = [version(1, FIRST), version(2, SECOND), version(3, "/models/bad", "failed")]
-    assert serves(found, said, None if root is None else Path(root)) is expected
+    assert serves(found, said, None if root is None else Path(root), at_work=False) is expected
+
+
+@pytest.mark.parametrize("root", [None, 7, "/a\0b", "/" + "x" * 5000, "/somewhere/else/link"])
+def test_a_folder_that_says_nothing_is_none(root: object) -> None:
+    models: list[dict[str, object]] = [{"id": "base", "root": SECOND}, {"id": "policy", "root": root, "parent": "base"}]
+    assert started_on(models, "policy", unseen=False) is None
+    assert started_on(models, None, unseen=False) == started_on(models, "base") == Path(SECOND)
+    assert started_on([], "policy") is None
 
 
 def test_weights_that_are_being_put_live_or_were_put_back_are_served_rightly() -> None:
     put_back = [version(1, FIRST), version(2, SECOND), version(3, FIRST, restores=1)]
-    assert serves(put_back, "1", Path("/models/base"))
-    assert not serves(put_back, "2", Path("/models/base"))
+    assert serves(put_back, "1", Path("/models/base"), at_work=False)
+    assert not serves(put_back, "2", Path("/models/base"), at_work=False)
     coming = [version(1, FIRST), version(2, SECOND, "loading")]
-    assert serves(coming, "1", None)
-    assert serves(coming, "2", None)
-    assert serves([], "default", Path(FIRST))
+    for said, root in (("1", None), ("2", None), ("default", SECOND)):
+        assert serves(coming, said, None if root is None else Path(root), at_work=True)
+    assert serves([], "default", Path(FIRST), at_work=False)
+
+
+@pytest.mark.parametrize("live", [[], [version(1, FIRST)]])
+def test_weights_that_a_dead_job_left_on_their_way_are_not_served_rightly(live: list[PolicyVersion]) -> None:
+    left = [*live, version(2, SECOND, "loading")]
+    for said, root in (("2", None), ("default", Path(SECOND))):
+        assert serves(left, said, root, at_work=False) is False
+        assert serves(left, said, root, at_work=True)
+    assert serves(left, "default", Path(FIRST), at_work=False)
+
+
+@pytest.mark.parametrize("engine", [engine_on(FIRST, "2"), engine_on(SECOND)])
+async def test_calls_of_weights_that_a_dead_job_left_on_their_way_are_not_taken_for_the_live_versions(
+    place: Place, engine: Asked
+) -> None:
+    async with calling(place) as (url, session):
+        place.publish(FIRST)
+        place.store.new_version(SECOND, None)
+        assert place.store.take_lease(LEASE, "a job", 60.0)
+        async with engine.serve(place.port):
+            assert place.reason(await ask(url, session)) is None
+        place.store.give_lease(LEASE, "a job")
+        async with engine.serve(place.port):
+            assert place.reason(await ask(url, session)) == "other_weights"
 
 
 async def test_a_link_that_this_machine_does_not_see_says_nothing(place: Place) -> None:

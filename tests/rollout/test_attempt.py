@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mosaic.errors import SettingsError
 from mosaic.keys import TRAJECTORY_ID
 from mosaic.rollout import Agent, Task, Work, read_tasks
-from mosaic.rollout.attempt import MAX_VARIABLE, check_placeholders
+from mosaic.rollout.attempt import LONGEST_SCRIPT, MAX_VARIABLE, check_placeholders, hides_the_task
 from mosaic.rollout.rollout import _slug
 from mosaic.settings import load
 
@@ -38,6 +38,27 @@ def test_a_placeholder_that_a_task_lacks_is_refused_before_anything_runs() -> No
     with pytest.raises(SettingsError, match=r"\{promt\}, which the task 't1' lacks"):
         check_placeholders(("x", "{promt}"), [Task("t1", "p", {"prompt": "p"})])
     check_placeholders(("x", "{{promt}} {prompt} {api_key}"), [Task("t1", "p", {"prompt": "p"})])
+
+
+@pytest.mark.parametrize(
+    ("command", "hidden"),
+    [
+        (("python", "plain.py"), True),
+        (("true", "{scratch}", "{trajectory}", "{{prompt}}", "é", "a\0b", "x" * 5000), True),
+        (("python", "plain.py", "{prompt}"), False),
+        (("solve", "--issue={number}"), False),
+        (("solve", "{task_file}"), False),
+        (("sh", "-c", 'solve "$MOSAIC_TASK"'), False),
+        (("python", "told.py"), False),
+        (("./told.py",), False),
+        (("python", "huge.py"), True),
+    ],
+)
+def test_a_command_that_gives_the_agent_no_task_is_seen(tmp_path: Path, command: tuple[str, ...], hidden: bool) -> None:
+    (tmp_path / "plain.py").write_text("print(input())")
+    (tmp_path / "told.py").write_text("import os\nopen(os.environ['MOSAIC_TASK_FILE'])")
+    (tmp_path / "huge.py").write_text("MOSAIC_TASK" + " " * LONGEST_SCRIPT)
+    assert hides_the_task(Agent(command, tmp_path)) is hidden
 
 
 def test_files_that_the_command_names_are_found_from_where_it_was_started(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ TASKS = '{"id": "a", "prompt": "right", "answer": "42"}\n{"id": "b", "prompt": "
 
 
 async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+    environment["PYTHONPATH"] = str(ROOT)
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mosaic", "rollout", *arguments),
         cwd=folder,
@@ -65,6 +66,32 @@ async def test_a_function_is_an_agent_and_its_return_value_the_reward(
         assert (code, json.loads(out)["tasks"][0]["other"]) == (0, {"unscored": 1}), err
 
 
+CLIENT_AT_IMPORT = """
+import os
+from openai import OpenAI
+
+CLIENT = OpenAI()
+
+def attempt(task):
+    messages = [{"role": "user", "content": f"Please do: {task['prompt']}"}]
+    return CLIENT.chat.completions.create(model="any", messages=messages).choices[0].message.content
+
+def judge(finished):
+    return float(finished.output.strip() == finished.task["answer"] and "OPENAI_API_KEY" not in os.environ)
+"""
+
+
+async def test_an_agent_may_make_its_client_when_its_module_is_imported(
+    start_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    (tmp_path / "mine.py").write_text(CLIENT_AT_IMPORT)
+    async with start_proxy(answers) as proxy:
+        given = ("tasks.jsonl", "--attempts", "1", "--proxy", proxy.url, "--function", "mine:attempt")
+        code, out, err = await mosaic(tmp_path, *given, "--score-function", "mine:judge")
+    assert (code, out.splitlines()[-1]) == (0, "0.5"), err
+
+
 @pytest.mark.parametrize(
     ("score", "code", "failures"),
     [
@@ -101,6 +128,13 @@ async def test_a_run_that_is_asked_to_end_takes_its_agents_with_it_and_says_how_
             with pytest.raises(ProcessLookupError):
                 os.kill(int(file.read_text()), 0)
         assert not (tmp_path / "var/rollouts/r1/attempts.jsonl").exists()
+
+
+@pytest.mark.parametrize(("agent", "hints"), [(("true",), 1), (("true", "{prompt}"), 0)])
+async def test_an_agent_that_never_sees_its_task_is_a_hint(tmp_path: Path, agent: tuple[str, ...], hints: int) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASKS)
+    _, _, err = await mosaic(tmp_path, "tasks.jsonl", "--run", "a.b", "--", *agent)  # a name that is refused later
+    assert err.count("Write {prompt} where the task belongs") == hints, err
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,11 @@ def test_a_chain_goes_back_page_by_page_and_stops_before_what_is_known(store: St
         while cursor is not None:
             page = read(store, call_browsing.chain, cursor, limit)
             seen[:0] = page.items
-            cursor = page.next
+            cursor = None if page.next is None else int(page.next)
         assert seen == list(whole.items)
     new = read(store, call_browsing.chain, head, 1000, known)
     assert [m.body for m in new.items] == list(calls[3].messages[len(calls[1].messages) :])
-    assert new.next == known
+    assert new.next == str(known)
     assert read(store, call_browsing.chain, None, 5).items == ()
 
 

@@ -104,7 +104,8 @@ def test_what_only_reading_shows_is_found_by_a_deep_check(store: Store, database
 
 LEFT = {
     "tokens belong": "insert into tokens (call_id, choice, prompt_kept, sampled, logprobs) values ('x', 0, 0, '', '')",
-    "message chains belong": "insert into messages (message_id, depth, role, body) values ('x', 0, 'user', '{}')",
+    "message chains belong": "insert into messages (message_id, digest, depth, role, body) "
+    "values (-1, 'x', 0, 'user', '{}')",
     "parameters belong": "insert into params (params_id, body) values ('x', '{}')",
 }
 

@@ -129,6 +129,21 @@ def test_sqlite_never_gives_a_row_number_of_calls_twice(tmp_path: Path, way: str
     store.close()
 
 
+def test_an_upgrade_of_sqlite_gives_no_row_number_that_was_pruned_before(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/mosaic.db"
+    made = create_engine(url)
+    with made.begin() as connection:
+        migrate(connection, "0005")
+        connection.execute(text("update sqlite_sequence set seq = 41 where name = 'calls'"))
+    made.dispose()
+    upgrade(url)
+    store = Store(url)
+    store.record(linear(Recording("run"), 1))
+    with store.database.reading() as connection:
+        assert connection.scalar(select(func.max(CallRow.seq))) == 42
+    store.close()
+
+
 def write_dump(path: Path) -> None:
     """The very file that the first release wrote."""
     with sqlite3.connect(path) as connection:

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from mosaic.capture import CapturedCall
 from mosaic.credit import rule_settings
-from mosaic.errors import EngineError, NothingToTrain, SettingsError
+from mosaic.errors import EngineError, NothingToTrain
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
 from mosaic.store.jobs import unannounced
@@ -97,13 +97,6 @@ def test_only_trajectories_of_the_given_name_are_trained(store: Store) -> None:
     attempts(store, {"round-1": 1, "held-1": 0, "round-2": 0})
     (group,) = store.groups(store.waiting("round-%"))
     assert {t.trajectory_id for t in group.trajectories} == {"round-1", "round-2"}
-
-
-@pytest.mark.parametrize("options", [{"alpha": 2.0}, {"nonsense": 1.0}])
-def test_options_that_the_rule_does_not_know_are_refused(store: Store, model: Path, options: dict[str, float]) -> None:
-    settings = Settings(train=TrainConfig(model=model, credit_options=dict(options)))
-    with pytest.raises(SettingsError, match=r"train\.credit"):
-        run_job(store, settings)
 
 
 def test_an_engine_that_is_down_is_said_before_anything_is_trained(store: Store, model: Path) -> None:

@@ -348,6 +348,20 @@ def test_one_version_is_live_and_earlier_ones_were_and_dates_and_figures_are_rea
         assert re.search(rf" {re.escape(figure)} *$", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("command", ["list", "show"])
+def test_versions_fit_a_terminal_of_60_columns(tmp_path: Path, command: str) -> None:
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    job, figure = store.start_job({}), "left_out_trajectory_no_trainable_tokens"
+    store.version_live(store.new_version(f"/var/lib/mosaic/checkpoints/{job}", job))
+    store.finish_training(job, 1, {}, {}, {"gap_mean": 0.012345678, "version": 1}, metrics={figure: 3.0})
+    store.pin(1)
+    terminal = {"TTY_COMPATIBLE": "1", "TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
+    done = CliRunner().invoke(app, [command, "--database", f"sqlite:///{tmp_path}/mosaic.db"], env=terminal)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60
+
+
 def test_a_first_adapter_comes_with_the_link_that_the_engine_is_to_read(model_dir: Path, tmp_path: Path) -> None:
     folder, link = tmp_path / "adapter", tmp_path / "adapter-live"
     given = ["adapter", str(model_dir), str(folder), "--rank", "4"]

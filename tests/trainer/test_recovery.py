@@ -20,9 +20,10 @@ from mosaic.lease import held
 from mosaic.records import JobState
 from mosaic.settings import Settings, TrainConfig
 from mosaic.store import Store
+from mosaic.store.policies import LEASE
 from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts
-from trainer.job import LEASE, run_job
+from trainer.job import run_job
 from trainer.round import REPORT_FILE
 
 pytestmark = pytest.mark.filterwarnings(

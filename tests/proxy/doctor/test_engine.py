@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mosaic.store import Store
+from mosaic.store.policies import LEASE
 from proxy.doctor import Level
 from tests.proxy.doctor.looking import Administered, all_of, asked, found, only, settings_of
 
@@ -98,6 +99,25 @@ async def test_an_engine_that_was_started_anew_on_old_weights(tmp_path: Path) ->
         only(await asked(old, "weights"), Level.WRONG, "does not serve version 1")
 
 
+async def test_an_adapter_that_is_read_from_a_link_that_is_not_seen_from_here_is_believed(tmp_path: Path) -> None:
+    store = Store(settings_of(tmp_path).database)
+    store.version_live(store.new_version(str(tmp_path / "v1"), None))
+    store.close()
+    adapter = {"id": "policy", "root": "/elsewhere/adapter-live", "parent": "base"}
+    async with Administered(models=[adapter]).serve() as url:
+        only(await asked(settings_of(tmp_path, url), "weights"), Level.NOTE, "does not say which weights")
+
+
+async def test_weights_that_a_dead_job_left_on_their_way(tmp_path: Path) -> None:
+    store = Store(settings_of(tmp_path).database)
+    store.new_version(str(tmp_path / "v1"), None)
+    async with Administered(weights="1").serve() as url:
+        only(await asked(settings_of(tmp_path, url), "weights"), Level.WRONG, "does not serve version 0, but version 1")
+        assert store.take_lease(LEASE, "a job", 60)
+        assert [one.level for one in await asked(settings_of(tmp_path, url), "weights")] == [Level.OK]
+    store.close()
+
+
 async def test_weights_that_were_put_back_go_by_their_first_number_too(tmp_path: Path) -> None:
     store = Store(settings_of(tmp_path).database)
     store.version_live(store.new_version(str(tmp_path / "v1"), None))
@@ -117,7 +137,7 @@ async def test_swapping_that_is_off_matters_to_who_trains(tmp_path: Path) -> Non
 async def test_an_engine_that_was_left_paused_is_told_from_one_that_a_job_has_paused(tmp_path: Path) -> None:
     async with Administered(paused=True).serve() as url:
         settings = settings_of(tmp_path, url)
-        only(await asked(settings, "swapping"), Level.WRONG, "is paused, and no job runs", step="/resume")
+        only(await asked(settings, "swapping"), Level.WRONG, "is paused, and no job runs", step="or restart it")
         store = Store(settings.database)
         assert store.take_lease("training", "a job", 60)
         store.close()

@@ -22,8 +22,9 @@ def test_what_is_counted_is_told_with_what_it_means(settings: Settings, store: S
     assert [one.level for one in found(settings, "counters")] == [Level.OK]
     store.count(name, "some_reason", 3)
     level = {"rejected_calls": Level.WRONG, "journal_calls_unreadable": Level.WARNING}.get(name, Level.NOTE)
+    reason = "some reason" if name == "inexact_calls" else "some_reason"
     (one,) = found(settings, "counters")
-    assert (one.level, one.what) == (level, f"{name.replace('_', ' ')}: 3 some_reason")
+    assert (one.level, one.what) == (level, f"{name.replace('_', ' ')}: 3 {reason}")
     assert one.next_step == LOUD[name]
 
 
@@ -48,7 +49,7 @@ def test_calls_of_the_last_day_that_cannot_be_trained(
     recorded(store, [f"good-{n}" for n in range(4 - bad)], None)
     recorded(store, [f"bad-{n}" for n in range(bad)], "no_token_ids")
     seen = found(settings, "trainable")
-    only(seen, level, f"can be trained ({share}); the others: {4 * bad} no_token_ids", step="mosaic certificate")
+    only(seen, level, f"can be trained ({share}); the others: {4 * bad} no token ids", step="mosaic certificate")
 
 
 def test_a_day_on_which_all_is_well(settings: Settings, store: Store) -> None:

@@ -19,7 +19,7 @@ async def test_ids_that_are_lost_in_streams_alone(tmp_path: Path) -> None:
 
     async with Administered(loses).serve() as url:
         seen = await asked(settings_of(tmp_path, url), "capture")
-    only(seen, Level.WRONG, "do not arrive, streamed: logprobs_differ", step="vLLM 0.32")
+    only(seen, Level.WRONG, "do not arrive, streamed: logprobs differ", step="vLLM 0.32")
     assert [one.level for one in seen] == [Level.OK, Level.WRONG, Level.OK]
 
 

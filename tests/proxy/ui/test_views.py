@@ -141,7 +141,7 @@ def test_no_message_breaks_its_view_and_none_of_its_members_is_lost(body: dict[s
 
 @given(st.lists(MESSAGES, max_size=3), st.text(max_size=40))
 def test_a_shell_reads_the_copied_command_as_the_request_that_it_was(messages: list[Any], model: str) -> None:
-    stored = [StoredMessage(str(n), n, "user", message) for n, message in enumerate(messages)]
+    stored = [StoredMessage(n, n, "user", message) for n, message in enumerate(messages)]
     body = request_body({"model": model, "client_request": {"x": 1}}, stored)
     words = shlex.split(curl("http://127.0.0.1:1/t/run", body).replace("\\\n", " "))
     assert json.loads(words[-1]) == json.loads(json.dumps(body))

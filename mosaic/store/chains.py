@@ -1,0 +1,138 @@
+"""Message chains on their way into the database: each message is stored once after what stands before it.
+
+A digest names a message with all before it; in the database it goes by a number. Both are remembered, so that a call's
+cost does not grow with its history.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select
+
+from mosaic.records import Message
+from mosaic.store.codec import digest, dump
+from mosaic.store.models import MessageRow
+from mosaic.store.reading import batched
+from mosaic.store.recent import Recent
+from mosaic.store.rows import plain
+from mosaic.store.statements import Statement, among, listed
+
+RECENT_MESSAGES = 100_000
+"""Messages whose numbers are remembered."""
+MAX_KEPT = 4 * 2**20
+"""Characters of texts whose digests are remembered: requests repeat their history."""
+
+Numbers = Mapping[str | None, int | None]
+"""Digest -> number; of what stands before the first message, None."""
+
+
+class Chains:
+    """The messages of one process's transactions, one transaction at a time."""
+
+    def __init__(self) -> None:
+        self._known: Recent[str, int] = Recent(RECENT_MESSAGES, lambda _: 1)
+        """Digest -> number, of what is in the database."""
+        self._new: dict[str, dict[str, Any]] = {}
+        """Digest -> what the transaction may have to add, those that others stand on first."""
+        self._numbers: dict[str | None, int | None] = {}
+        """Of what the transaction refers to."""
+        self._digests: dict[tuple[str | None, str, str], str] = {}
+        """(Digest before it, role, text) -> digest, of messages that are a text."""
+        self._kept = 0
+
+    def begin(self) -> None:
+        """Forget what a transaction that failed was to add."""
+        self._new, self._numbers = {}, {None: None}
+
+    def add(self, messages: Iterable[Message], parent: str | None, depth: int) -> tuple[str | None, int]:
+        """Messages that stand after `parent`, the `depth`-th; returns the digest of the whole and its length."""
+        rows = []
+        for message in messages:
+            name, body = self._named(message, parent)
+            rows.append((name, parent, depth, message, body))
+            parent, depth = name, depth + 1
+        unknown = len(rows)
+        while unknown and not self._is_known(rows[unknown - 1][0]):
+            unknown -= 1  # once one is known, so is everything before it
+        for name, before, at, message, body in rows[unknown:]:
+            role = plain(str(message.get("role", "")))
+            self._new[name] = {
+                "message_id": name,
+                "parent_id": before,
+                "depth": at,
+                "role": role,
+                "body": (body or dump(message)).decode(),
+            }
+        return parent, depth
+
+    def _named(self, message: Message, parent: str | None) -> tuple[str, bytes | None]:
+        """A message's digest, and its body where that had to be made for it."""
+        role, content = message.get("role"), message.get("content")
+        if len(message) != 2 or type(role) is not str or type(content) is not str:
+            body = dump(message)
+            return digest(body, parent), body
+        if (known := self._digests.get((parent, role, content))) is not None:
+            return known, None
+        if self._kept > MAX_KEPT:
+            self._digests, self._kept = {}, 0
+        body = dump(message)
+        name = self._digests[parent, role, content] = digest(body, parent)
+        self._kept += len(content) + 500
+        return name, body
+
+    def _is_known(self, name: str) -> bool:
+        if name in self._new or name in self._numbers:
+            return True
+        if (number := self._known.get(name)) is None:
+            return False
+        self._numbers[name] = number
+        return True
+
+    def insert(self, connection: Connection) -> Numbers:
+        """Store what is not there yet; returns the number of each message that the transaction refers to."""
+        self._numbers.update(insert_messages(connection, list(self._new.values()), self._numbers))
+        return self._numbers
+
+    def committed(self) -> None:
+        """The transaction is in the database."""
+        self._known.update({name: number for name in self._new if (number := self._numbers[name])})
+        self.begin()
+
+    def forget(self) -> None:
+        """Something else has removed rows: what was remembered of them may be wrong."""
+        self._known.clear()
+
+
+def insert_messages(connection: Connection, messages: Sequence[Mapping[str, Any]], known: Numbers) -> Numbers:
+    """Store the messages that are not there yet; returns the numbers of all.
+
+    `message_id` and `parent_id` are digests here; parents are among the messages, or `known`. The transaction must be
+    alone in writing: numbers go on from the highest.
+    """
+    found: dict[str | None, int | None] = {None: None}
+    for some in batched([message["message_id"] for message in messages]):
+        for name, number in _NUMBERS.run(connection, ids=listed(connection, some)):
+            found[name] = number
+    new = {message["message_id"]: message for message in messages if message["message_id"] not in found}
+    highest = _HIGHEST.run(connection).scalar() or 0
+    found.update({name: number for number, name in enumerate(new, highest + 1)})
+    parents = {**known, **found}
+    _INSERT.many(
+        connection,
+        (
+            {**message, "message_id": found[name], "parent_id": parents[message["parent_id"]], "digest": name}
+            for name, message in new.items()
+        ),
+    )
+    return found
+
+
+_NUMBERS = Statement(
+    lambda dialect: select(MessageRow.digest, MessageRow.message_id).where(among(MessageRow.digest, dialect))
+)
+_HIGHEST = Statement(lambda _: select(func.max(MessageRow.message_id)))
+_INSERT = Statement(
+    lambda dialect: (
+        dialect.insert(MessageRow).values({c.name: bindparam(c.name) for c in MessageRow.__table__.columns}).inline()
+    )
+)
