@@ -62,14 +62,16 @@ class Telling:
 
 def prompt_tokens(call: CapturedCall) -> int:
     """As the engine counted them, or as many ids as it sent."""
-    return _used(call, "prompt_tokens", len(call.prompt_ids_P))
+    used = _used(call, "prompt_tokens")
+    return len(call.prompt_ids_P) if used is None else used
 
 
 def sampled_tokens(call: CapturedCall) -> int:
     """Over all choices."""
-    return _used(call, "completion_tokens", sum(len(choice.ids_T) for choice in call.choices))
+    used = _used(call, "completion_tokens")
+    return sum(len(choice.ids_T) for choice in call.choices) if used is None else used
 
 
-def _used(call: CapturedCall, name: str, otherwise: int) -> int:
-    value = (call.usage or {}).get(name)
-    return value if isinstance(value, int) and 0 <= value < 2**40 else otherwise
+def _used(call: CapturedCall, name: str) -> int | None:
+    value = call.usage.get(name) if call.usage else None
+    return value if isinstance(value, int) and 0 <= value < 2**40 else None

@@ -34,7 +34,7 @@ HARNESS = Harness(
         rf"summary(?<!is summary)(?<!is a summary)(?<!is the summary) of\b.{{0,40}}\b{_NOUN}\b",
         r"summari[sz]\w+ (?:(?:of|the|this|these|following|above|entire) )*"
         r"(?:text|messages?|dialog(?:ue)?|transcript)\b",
-        r"(?:extend|expand|update|refine) (?:this|that|the|your)\b.{0,20}\bsummary\b",
+        *(rf"{verb} (?:this|that|the|your)\b.{{0,20}}\bsummary\b" for verb in ("extend", "expand", "update", "refine")),
         r"context (?:summari[sz]ation|extraction|compaction)\b",
         r"hand(?:ing)? (?:off|over) your work\b",
     ),

@@ -24,14 +24,19 @@ _REMINDER = re.compile(r"<system-reminder>(.*?)(?:</system-reminder>|$)", re.DOT
 _THOUGHT = re.compile(r"^\s*(?:<think(?:ing)?>)?.*?</think(?:ing)?>", re.DOTALL)
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*")
 _WORD = re.compile(r"\w+")
+_WORDS_OF_ASCII = "".join(char if _WORD.match(char) else " " for char in map(chr, range(128)))
+"""ASCII, with a space for what stands in no word: to cut at spaces takes a quarter of the pattern's time."""
 _ESCAPE = re.compile(r"(?<!\\)\\+[nrt]")  # a run of backslashes is tried from its begin alone
-_SYSTEM_ROLES = frozenset({"system", "developer"})
-_RESULT_ROLES = frozenset({"tool", "function"})
-_SPEAKERS = frozenset({"user", "assistant"})
-_SAMPLED = frozenset({"assistant", "call"})
+# Tuples: a role may be anything, also what has no hash.
+_SYSTEM_ROLES = "system", "developer"
+_RESULT_ROLES = "tool", "function"
+_SPEAKERS = "user", "assistant"
+_TWICE = frozenset((speaker, speaker) for speaker in _SPEAKERS)
+SAMPLED = frozenset({"assistant", "call"})
+"""Roles of what a model said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every call, in a third of the time
 class Item:
     """One thing that was said: a text, a tool call or a tool result."""
 
@@ -48,7 +53,7 @@ class Item:
     @property
     def sampled(self) -> bool:
         """True for what a model said, false for what it was told."""
-        return self.role in _SAMPLED
+        return self.role in SAMPLED
 
     @property
     def strings(self) -> Iterator[tuple[str, str]]:
@@ -57,15 +62,15 @@ class Item:
 
 
 MAX_KEPT = 4 * 2**20
-"""Characters of texts whose items are remembered."""
+"""Characters of texts and arguments whose items are remembered. Arguments are kept parsed: some bytes a character."""
 
 
 class _Texts:
-    """The items of texts that were read lately, for requests repeat their history; all are forgotten when they are too
-    many."""
+    """The items of texts and of calls' arguments that were read lately, for requests repeat their history; all are
+    forgotten when they are too many."""
 
     def __init__(self) -> None:
-        self._items: dict[tuple[str, str, str | None], Item] = {}
+        self._items: dict[tuple[str | None, ...], Item] = {}
         self._kept = 0
 
     def item(self, role: str, text: str, tool_call_id: str | None = None) -> Item:
@@ -73,13 +78,22 @@ class _Texts:
         key = role, text, tool_call_id
         item = self._items.get(key)
         if item is None:
-            if self._kept > MAX_KEPT:
-                self._items, self._kept = {}, 0
             said = collapse(text)
             if role == "assistant" and "</think" in said:
                 said = _THOUGHT.sub("", said).strip()
-            item = self._items[key] = Item(role, said, tool_call_id)
-            self._kept += len(text) + len(said) + 500
+            item = self._keep(key, text, Item(role, said, tool_call_id))
+        return item
+
+    def call(self, name: str, arguments: str, tool_call_id: str | None) -> Item:
+        """A call of a tool, whose arguments are a text."""
+        key = "call", name, arguments, tool_call_id
+        return self._items.get(key) or self._keep(key, arguments, _call_item(name, arguments, tool_call_id))
+
+    def _keep(self, key: tuple[str | None, ...], read: str, item: Item) -> Item:
+        if self._kept > MAX_KEPT:
+            self._items, self._kept = {}, 0
+        self._items[key] = item
+        self._kept += len(read) + len(item.text) + 500
         return item
 
 
@@ -91,18 +105,18 @@ def items(messages: Iterable[Message]) -> list[Item]:
     found: list[Item] = []
     for message in messages:
         role = message.get("role")
-        if isinstance(role, str) and role in _SPEAKERS:
+        if role in _SPEAKERS:
             content = message.get("content")
             item = _TEXTS.item(role, content if isinstance(content, str) else text_of(content))
             if item.text:
                 found.append(item)
             calls = message.get("tool_calls")
             if calls and isinstance(calls, list):
-                found += [_call_item(call) for call in calls if isinstance(call, Mapping)]
-        elif isinstance(role, str) and role in _RESULT_ROLES:
+                found += [_called(call) for call in calls if isinstance(call, Mapping)]
+        elif role in _RESULT_ROLES:
             told = text_of(message.get("content"))
             found.append(_TEXTS.item("result", told, _id(message.get("tool_call_id"))))
-        elif not (isinstance(role, str) and role in _SYSTEM_ROLES):
+        elif role not in _SYSTEM_ROLES:
             item = _TEXTS.item("user", text_of(message.get("content")))
             if item.text:
                 found.append(item)
@@ -111,7 +125,7 @@ def items(messages: Iterable[Message]) -> list[Item]:
 
 def joined(found: list[Item]) -> list[Item]:
     """The same with neighbouring texts of one role as one."""
-    if not any(a.role == b.role and a.role in _SPEAKERS for a, b in pairwise(found)):
+    if _TWICE.isdisjoint(pairwise([item.role for item in found])):
         return found
     whole: list[Item] = []
     for role, alike in groupby(found, lambda item: item.role):
@@ -135,7 +149,7 @@ def system_text(messages: Iterable[Message]) -> str:
     texts = []
     for message in messages:
         role = message.get("role")
-        if not (isinstance(role, str) and role in _SYSTEM_ROLES):
+        if role not in _SYSTEM_ROLES:
             break
         texts.append(text_of(message.get("content")))
     text = "\n".join(texts)
@@ -151,10 +165,13 @@ def reminders(messages: Iterable[Message]) -> Iterator[str]:
             yield from _REMINDER.findall(text)
 
 
-def chain(found: Sequence[Item], start: tuple[int, int] = (0, 0)) -> list[int]:
-    """Hash of every prefix: element k covers the first k + 1 items; the results of one batch come in any order."""
+def chain(found: Sequence[Item], state: int = 0) -> list[int]:
+    """Hash of every prefix: element k covers the first k + 1 items; the results of one batch come in any order.
+
+    `state`: hash of what comes before and ends with no result.
+    """
     hashes: list[int] = []
-    state, batch = start
+    batch = 0
     for item in found:
         if item.role == "result":
             batch += hash(item.text)
@@ -175,7 +192,8 @@ def collapse(text: str) -> str:
 
 def words(text: str) -> list[str]:
     """The words of a text, whatever stands between them: framing, indentation and JSON escapes disappear."""
-    return _WORD.findall(_ESCAPE.sub(" ", text) if "\\" in text else text)
+    text = _ESCAPE.sub(" ", text) if "\\" in text else text
+    return text.translate(_WORDS_OF_ASCII).split() if text.isascii() else _WORD.findall(text)
 
 
 def text_of(content: object) -> str:
@@ -210,17 +228,23 @@ def _json(value: object) -> str:
             return "(nested too deeply)"
 
 
-def _call_item(call: Mapping[str, Any]) -> Item:
+def _called(call: Mapping[str, Any]) -> Item:
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments")
+    name, tool_call_id = str(function.get("name")), _id(call.get("id"))
+    if isinstance(arguments, str):
+        return _TEXTS.call(name, arguments, tool_call_id)
+    return _call_item(name, arguments, tool_call_id)
+
+
+def _call_item(name: str, arguments: Any, tool_call_id: str | None) -> Item:
     try:
         given = parsed(arguments) if isinstance(arguments, str) and arguments.strip() else arguments
         compact = _json(given or {})
     except ValueError:
         given, compact = arguments, collapse(str(arguments))
-    name = str(function.get("name"))
-    return Item("call", f"{name} {compact}", _id(call.get("id")), name, given)
+    return Item("call", f"{name} {compact}", tool_call_id, name, given)
 
 
 def _id(value: object) -> str | None:

@@ -102,6 +102,10 @@ class Harnesses:
         return [(kind, Words(p for h in self._known for p in h.auxiliary.get(kind, ()))) for kind in kinds]
 
     @cached_property
+    def _any_auxiliary(self) -> Words:
+        return Words(p for h in self._known for patterns in h.auxiliary.values() for p in patterns)
+
+    @cached_property
     def _asides(self) -> list[tuple[str, Words]]:
         kinds = dict.fromkeys(kind for h in self._known for kind in h.asides)
         return [(kind, Words(p for h in self._known for p in h.asides.get(kind, ()))) for kind in kinds]
@@ -141,6 +145,8 @@ class Harnesses:
         return None if first is None else self._auxiliary[first][0]
 
     def _find_auxiliary(self, text: str) -> list[int]:
+        if not self._any_auxiliary.found_in(text):
+            return []
         return [number for number, (_, pattern) in enumerate(self._auxiliary) if pattern.found_in(text)]
 
     def aside(self, user: str) -> str | None:

@@ -85,8 +85,7 @@ class Lineage:
         remember(pool, request, placement)
         ended = endings(pool, request, placement)
         over = rolled_over(pool, placement) if call.trajectory_id is None else ()
-        if ended or over:
-            placement = replace(placement, ended=ended, rolled_over=over)
+        placement.ended, placement.rolled_over = ended, over
         self._marks += pool.size - before
         self._touch(pool_key(call), session.session_id, call.ended_at)
         return placement
@@ -122,20 +121,23 @@ class Lineage:
 
     def _pool(self, call: CapturedCall) -> Pool:
         key = pool_key(call)
-        pool = self._pools.setdefault(key, Pool())
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = Pool()
         self._pools.move_to_end(key)
         return pool
 
     def _touch(self, key: str, session_id: str, now: float) -> None:
         """Note that a session got a call, and forget those that got none for long."""
-        self._recent[key, session_id] = now
-        self._recent.move_to_end((key, session_id))
+        newest = key, session_id
+        self._recent[newest] = now
+        self._recent.move_to_end(newest)
         while True:
-            oldest = next(iter(self._recent))
+            oldest, silent_since = next(iter(self._recent.items()))
             room = len(self._recent) <= self._max_sessions and (
                 self._marks <= self._max_marks or len(self._recent) == 1
             )
-            if room and self._recent[oldest] >= now - IDLE_S:
+            if room and silent_since >= now - IDLE_S:
                 return
             del self._recent[oldest]
             pool = self._pools[oldest[0]]

@@ -1,4 +1,8 @@
-"""What lineage decides: where a call stands, why, and how sure that is."""
+"""What lineage decides: where a call stands, why, and how sure that is.
+
+Once a call is placed nobody changes them; they are not `frozen` only because that makes an `__init__` three times as
+slow.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +51,7 @@ class Ending(StrEnum):
     """Its parent has seen its result."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Why:
     """The evidence for a decision."""
 
@@ -59,7 +63,7 @@ class Why:
     """Others that the evidence allowed: session, call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Link:
     """How a session opened and why we believe so."""
 
@@ -76,7 +80,7 @@ class Link:
     """Other parents that the evidence allowed: session, call, score."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
     """Where one call stands."""
 

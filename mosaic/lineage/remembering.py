@@ -170,11 +170,13 @@ def _note_spoken(pool: Pool, request: Request, session: Session, text: str) -> N
     """Note what a reply without tool calls puts in quotes or tags, for calls may be made in text, and its first lines;
     but nothing that it was told."""
     text, call_id = text[:MAX_SUMMARY], request.call.call_id
-    spoken = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)]
-    spoken += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)]
+    spoken = [found[1] for found in islice(_QUOTED.finditer(text), MAX_SPOKEN)] if '"' in text else []
+    spoken += [found[2] for found in islice(_ENCLOSED.finditer(text), MAX_SPOKEN)] if "<" in text else []
     lines = [line for line in text.splitlines() if len(line) >= MIN_LINE][:MAX_LINES] if "\n" in text else []
-    told = "\n".join(item.text for item in request.items) if spoken or lines else ""
     session.spoken_under = hash(request.system_text)
+    if not spoken and not lines:
+        return
+    told = "\n".join(item.text for item in request.items)
     for number, order in enumerate(_untold(spoken, told)):
         call = OpenCall(session.session_id, call_id, f"{call_id}#{number}", IN_TEXT)
         _open(session, call)

@@ -1,4 +1,5 @@
-"""A call with everything that placing it needs, computed once and only when it is asked for."""
+"""A call with everything that placing it needs, computed once: what every call needs at the beginning, the rest when it
+is asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ SAME_TOOLS = 0.5
 """Share of tools in common from which two tool lists are one that changed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """One choice of the answer."""
 
@@ -29,7 +30,7 @@ class Reply:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of its tool calls, sorted."""
-        return tuple(sorted(i.tool_call_id for i in self.items if i.tool_call_id))
+        return tuple(sorted([i.tool_call_id for i in self.items if i.tool_call_id]))
 
 
 class Request:
@@ -38,35 +39,53 @@ class Request:
     def __init__(self, call: CapturedCall, harnesses: Harnesses) -> None:
         self.call = call
         self.harnesses = harnesses
+        self.ok = call.status is CallStatus.OK
+        """Whether it was answered."""
         self.items: list[Item] = canonical.items(call.messages)
         self.chain = canonical.chain(self.items)
         self.tools = call.tool_names
         self.claims: Claims = harnesses.claims(call.headers, call.params)
         self.system_text = canonical.system_text(call.messages)
-
-    @property
-    def ok(self) -> bool:
-        """Whether it was answered."""
-        return self.call.status is CallStatus.OK
-
-    @cached_property
-    def digest(self) -> int:
+        self.system_words = _opening_words(self.system_text[:600])
+        """The words that its system text opens with."""
+        self.first_user = next((i.text for i in self.items if i.role == "user"), "")
+        """The first thing that the user said."""
+        self.fresh = canonical.SAMPLED.isdisjoint([i.role for i in self.items])
+        """True when its history holds nothing that a model said."""
+        self.digest = self._digest()
         """Equal for requests that say and offer the same, with the same tool-call ids."""
-        ids = tuple(sorted(i.tool_call_id or "" for i in self.items if i.role in ("call", "result")))
+        said = [canonical.items([choice.message]) for choice in call.choices] if self.ok else []
+        self.replies = [Reply(s, self._end(s)) for s in said if s]
+        """What was answered, choice by choice; an empty one is left out."""
+        texts = [c.message.get("content") for c in call.choices]
+        calls = [c.message.get("tool_calls") for c in call.choices]
+        self.answered_in_text = any(texts) and not any(calls)
+        """Whether the reply has text and no tool calls."""
+        closes = bool(self.items) and call.messages[-1].get("role") == "system"
+        self.closing = canonical.collapse(canonical.text_of(call.messages[-1].get("content"))) if closes else ""
+        """The system text that the conversation ends with: it asks for something, as a user's text does."""
+
+    def _digest(self) -> int:
+        ids = tuple(sorted([i.tool_call_id or "" for i in self.items if i.role in ("call", "result")]))
         return hash(("sent", self.chain[-1] if self.chain else 0, self.system_text, self.tools, ids))
 
-    @cached_property
-    def replies(self) -> list[Reply]:
-        """What was answered, choice by choice; an empty one is left out."""
-        said = [canonical.items([choice.message]) for choice in self.call.choices if self.ok]
-        return [Reply(s, canonical.chain(canonical.joined([*self.items, *s]))[-1]) for s in said if s]
+    def _end(self, said: list[Item]) -> int:
+        """Hash of the request with what is said next. Only its end is hashed again: what may be joined with it, and
+        the batch of results before that."""
+        at = max(0, len(self.items) - 1)
+        while at > 0 and self.items[at - 1].role == "result":
+            at -= 1
+        before = self.chain[at - 1] if at > 0 else 0
+        return canonical.chain(canonical.joined([*self.items[at:], *said]), before)[-1]
 
     @property
     def newest_turn(self) -> tuple[int, tuple[str, ...]]:
         """Hash of all up to the newest thing that a model said, and the ids of its newest tool calls, sorted."""
-        last = max((k for k, item in enumerate(self.items) if item.sampled), default=-1)
+        if self.fresh:
+            return 0, ()
+        last = next(k for k in range(len(self.items) - 1, -1, -1) if self.items[k].sampled)
         turn = takewhile(lambda item: item.role == "call", reversed(self.items[: last + 1]))
-        return self.chain[last] if last >= 0 else 0, tuple(sorted(i.tool_call_id for i in turn if i.tool_call_id))
+        return self.chain[last], tuple(sorted([i.tool_call_id for i in turn if i.tool_call_id]))
 
     @cached_property
     def asks_for_summary(self) -> bool:
@@ -81,11 +100,6 @@ class Request:
         return surely(self.newest_asked) or surely(self.system_text)
 
     @property
-    def first_user(self) -> str:
-        """The first thing that the user said."""
-        return next((i.text for i in self.items if i.role == "user"), "")
-
-    @property
     def first_item(self) -> int:
         """Hash of the first thing that was said."""
         return self.chain[0] if self.chain else 0
@@ -94,17 +108,6 @@ class Request:
     def ids(self) -> list[str]:
         """The tool-call ids in its history, oldest first."""
         return [i.tool_call_id for i in self.items if i.tool_call_id and i.role == "call"]
-
-    @property
-    def fresh(self) -> bool:
-        """True when its history holds nothing that a model said."""
-        return not any(i.sampled for i in self.items)
-
-    @cached_property
-    def closing(self) -> str:
-        """The system text that the conversation ends with: it asks for something, as a user's text does."""
-        last = self.call.messages[-1] if self.items else {}
-        return canonical.collapse(canonical.text_of(last.get("content"))) if last.get("role") == "system" else ""
 
     def asked(self, after: int = -1) -> str:
         """What the user said after item `after`, outside of tool results."""
@@ -129,18 +132,6 @@ class Request:
     def blocks(self) -> list[str]:
         """The texts of what the user said, block by block."""
         return list(canonical.blocks(self.call.messages))
-
-    @cached_property
-    def system_words(self) -> frozenset[str]:
-        """The words that its system text opens with."""
-        return _opening_words(self.system_text[:600])
-
-    @property
-    def answered_in_text(self) -> bool:
-        """Whether the reply has text and no tool calls."""
-        return any(c.message.get("content") for c in self.call.choices) and not any(
-            c.message.get("tool_calls") for c in self.call.choices
-        )
 
     def same_system(self, system: frozenset[str], least: float = SAME_SYSTEM) -> bool:
         """Whether its system text is an agent's, or one like it."""

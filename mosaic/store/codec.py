@@ -15,6 +15,7 @@ import orjson
 from mosaic.records import IdArray, LogprobArray
 
 _MIN_COMPRESSED = 1024
+_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def pack(array: IdArray | LogprobArray) -> bytes:
@@ -57,7 +58,7 @@ def dump(value: object) -> bytes:
     Raises `RecursionError` for what is nested too deeply to be read back by everybody (`mosaic.nesting`).
     """
     try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(value, option=_OPTIONS)
     except TypeError as error:
         if "Recursion" in str(error):
             raise RecursionError("nested too deeply") from error
@@ -69,5 +70,5 @@ def dump(value: object) -> bytes:
 def common_prefix(a: IdArray, b: IdArray) -> int:
     """Number of leading ids that both arrays share."""
     n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
+    (different,) = (a[:n] != b[:n]).nonzero()
     return int(different[0]) if len(different) else n

@@ -1,6 +1,10 @@
 """Content of any size and depth is read, and read once."""
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mosaic.lineage import canonical
 
@@ -25,3 +29,9 @@ def test_a_content_part_is_read_however_deep_it_is(depth: int) -> None:
         inner = [inner]
     [item] = canonical.items([{"role": "user", "content": [{"type": "x", "value": inner}]}])
     assert item.text
+
+
+@given(st.text(st.characters(codec="ascii")) | st.text())
+def test_the_words_of_any_text_are_its_runs_of_letters_digits_and_underscores(text: str) -> None:
+    text = text.replace("\\", "/")  # what follows one may be an escape
+    assert canonical.words(text) == re.findall(r"\w+", text)
