@@ -47,7 +47,7 @@ class Recall:
         self._store = store
         self._lookups = lookups
         self._memory = memory
-        self._read: Recent[str, int] = Recent(TRAJECTORIES, lambda _: 1)
+        self._read: Recent[str, int] = Recent(TRAJECTORIES)
         """Trajectory -> row up to which it was read."""
         self._again_at = 0.0
         """Time before which the store is not asked: it did not answer."""

@@ -25,7 +25,7 @@ from proxy.journal import Entry, File, Journal
 from proxy.progress import Progress
 from proxy.trace import Trace
 
-GATHER_S = 0.05
+GATHER_S = 0.25
 """Seconds in which calls are gathered that nobody waits for: fewer, larger transactions."""
 LOOK_S = 0.001
 """Seconds between looks at the writer's progress, while anybody waits for it."""

@@ -4,7 +4,7 @@ A digest names a message with all before it; in the database it goes by a number
 cost does not grow with its history.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select
@@ -22,19 +22,20 @@ RECENT_MESSAGES = 100_000
 MAX_KEPT = 4 * 2**20
 """Characters of texts whose digests are remembered: requests repeat their history."""
 
-Numbers = Mapping[str | None, int | None]
+Numbers = dict[str | None, int | None]
 """Digest -> number; of what stands before the first message, None."""
+NONE_YET: Mapping[str | None, int | None] = {None: None}
 
 
 class Chains:
     """The messages of one process's transactions, one transaction at a time."""
 
     def __init__(self) -> None:
-        self._known: Recent[str, int] = Recent(RECENT_MESSAGES, lambda _: 1)
+        self._known: Recent[str, int] = Recent(RECENT_MESSAGES)
         """Digest -> number, of what is in the database."""
         self._new: dict[str, dict[str, Any]] = {}
         """Digest -> what the transaction may have to add, those that others stand on first."""
-        self._numbers: dict[str | None, int | None] = {}
+        self._numbers: Numbers = {}
         """Of what the transaction refers to."""
         self._digests: dict[tuple[str | None, str, str], str] = {}
         """(Digest before it, role, text) -> digest, of messages that are a text."""
@@ -42,7 +43,7 @@ class Chains:
 
     def begin(self) -> None:
         """Forget what a transaction that failed was to add."""
-        self._new, self._numbers = {}, {None: None}
+        self._new, self._numbers = {}, dict(NONE_YET)
 
     def add(self, messages: Iterable[Message], parent: str | None, depth: int) -> tuple[str | None, int]:
         """Messages that stand after `parent`, the `depth`-th; returns the digest of the whole and its length."""
@@ -57,8 +58,8 @@ class Chains:
         for name, before, at, message, body in rows[unknown:]:
             role = plain(str(message.get("role", "")))
             self._new[name] = {
-                "message_id": name,
-                "parent_id": before,
+                "digest": name,
+                "before": before,
                 "depth": at,
                 "role": role,
                 "body": (body or dump(message)).decode(),
@@ -90,7 +91,7 @@ class Chains:
 
     def insert(self, connection: Connection) -> Numbers:
         """Store what is not there yet; returns the number of each message that the transaction refers to."""
-        self._numbers.update(insert_messages(connection, list(self._new.values()), self._numbers))
+        self._numbers = insert_messages(connection, self._new, self._numbers)
         return self._numbers
 
     def committed(self) -> None:
@@ -103,28 +104,25 @@ class Chains:
         self._known.clear()
 
 
-def insert_messages(connection: Connection, messages: Sequence[Mapping[str, Any]], known: Numbers) -> Numbers:
+def insert_messages(
+    connection: Connection, messages: Mapping[str, dict[str, Any]], known: Mapping[str | None, int | None] = NONE_YET
+) -> Numbers:
     """Store the messages that are not there yet; returns the numbers of all.
 
-    `message_id` and `parent_id` are digests here; parents are among the messages, or `known`. The transaction must be
-    alone in writing: numbers go on from the highest.
+    `messages`: digest -> its row, with the digest of the message `before` it, which is among them or `known`; the rows
+    get their numbers. The transaction must be alone in writing: numbers go on from the highest.
     """
-    found: dict[str | None, int | None] = {None: None}
-    for some in batched([message["message_id"] for message in messages]):
+    numbers = dict(known)
+    for some in batched(list(messages)):
         for name, number in _NUMBERS.run(connection, ids=listed(connection, some)):
-            found[name] = number
-    new = {message["message_id"]: message for message in messages if message["message_id"] not in found}
+            numbers[name] = number
+    new = [row for name, row in messages.items() if name not in numbers]
     highest = _HIGHEST.run(connection).scalar() or 0
-    found.update({name: number for number, name in enumerate(new, highest + 1)})
-    parents = {**known, **found}
-    _INSERT.many(
-        connection,
-        (
-            {**message, "message_id": found[name], "parent_id": parents[message["parent_id"]], "digest": name}
-            for name, message in new.items()
-        ),
-    )
-    return found
+    numbers.update({row["digest"]: number for number, row in enumerate(new, highest + 1)})
+    for row in new:
+        row["message_id"], row["parent_id"] = numbers[row["digest"]], numbers[row.pop("before")]
+    _INSERT.many(connection, new)
+    return numbers
 
 
 _NUMBERS = Statement(

@@ -191,7 +191,7 @@ def insert(connection: Connection, record: Record) -> bool:
         insert_new(connection, TaskRow, [task])
     insert_new(connection, JobRow, _jobs(record))
     _add(connection, TrajectoryRow, [{name: record[name] for name in TRAJECTORY}])
-    numbers = insert_messages(connection, record["messages"], {})
+    numbers = insert_messages(connection, {row["digest"]: row for row in map(_message_row, record["messages"])})
     insert_new(connection, ParamsRow, record["params"])
     for table, rows in _owned(record, numbers).items():
         _add(connection, table, [{"trajectory_id": trajectory_id, **row} for row in rows])
@@ -219,6 +219,11 @@ def _owned(record: Record, numbers: Numbers) -> dict[type[Base], list[Record]]:
         CallRow: [_call_row(call, numbers) for call in record["calls"]],
         RewardRow: record["rewards"],
     }
+
+
+def _message_row(message: Record) -> Record:
+    named = {"digest": message["message_id"], "before": message["parent_id"]}
+    return {**named, **{name: message[name] for name in ("depth", "role", "body")}}
 
 
 def _call_row(call: Record, numbers: Numbers) -> Record:

@@ -1,7 +1,7 @@
 """A mapping that forgets what was not used for longest once it holds too much."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -9,9 +9,9 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """At most `limit` units of values, counted by `size`; reading a value makes it recent."""
+    """At most `limit` units of values, counted by `size` (none: each is one); reading a value makes it recent."""
 
-    def __init__(self, limit: int, size: Callable[[V], int]) -> None:
+    def __init__(self, limit: int, size: Callable[[V], int] | None = None) -> None:
         self._limit = limit
         self._size = size
         self._held = 0
@@ -29,13 +29,18 @@ class Recent(Generic[K, V]):
 
     def update(self, values: Mapping[K, V]) -> None:
         """Add or replace values, then forget the oldest beyond the limit."""
+        known = self._values
         for key, value in values.items():
-            old = self._values.pop(key, None)
-            self._held += self._size(value) - (0 if old is None else self._size(old))
-            self._values[key] = value
+            if key in known:
+                self._held -= self._units([known.pop(key)])
+            known[key] = value
+        self._held += self._units(values.values())
         while self._held > self._limit:
-            _, forgotten = self._values.popitem(last=False)
-            self._held -= self._size(forgotten)
+            _, forgotten = known.popitem(last=False)
+            self._held -= self._units([forgotten])
+
+    def _units(self, values: Collection[V]) -> int:
+        return len(values) if self._size is None else sum(map(self._size, values))
 
     def clear(self) -> None:
         """Forget everything."""

@@ -102,7 +102,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._chains = Chains()
-        self._params: Recent[str, bool] = Recent(RECENT_PARAMS, lambda _: 1)
+        self._params: Recent[str, bool] = Recent(RECENT_PARAMS)
         self._after: Recent[str, dict[int, IdArray]] = Recent(
             RECENT_TOKEN_BYTES, lambda choices: sum(ids.nbytes + 400 for ids in choices.values())
         )
