@@ -32,9 +32,9 @@ CLIENTS = (1, 32, 200)
 KINDS = {"whole": False, "stream": True}
 WORKERS = 2
 """Proxy processes of the targets that are measured with several."""
-PAIRS = 15
-"""Turns of recording off and on with 32 clients, and the seconds of each: the ratio is of neighbours in time."""
-PAIR_S = 2.0
+STARTS, PAIRS, PAIR_S = 7, 3, 2.0
+"""Turns of recording off and on with 32 clients, of so many seconds: the ratio is of neighbours in time. Proxies are
+started anew for every few of them, for each start has a speed of its own."""
 START_S = 30.0
 WRITER = b"proxy.writer"
 """In the command line of a proxy's writer process."""
@@ -100,9 +100,9 @@ def _is_writer(process: Path) -> bool:
 def throughput(seconds: float, rounds: int) -> Figures:
     """Recording on against off in turns, whole and streamed, at each number of clients."""
     runs: dict[str, list[Measured]] = {}
+    ratios = _on_to_off()  # first: PostgreSQL tidies up after a load
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         targets = list(_targets(stack, Path(folder)))
-        ratios = _on_to_off({target.name: target for target in targets})  # first: PostgreSQL tidies up after a load
         for round_ in range(rounds):
             for clients in CLIENTS:
                 for kind in KINDS:
@@ -114,15 +114,22 @@ def throughput(seconds: float, rounds: int) -> Figures:
     return _throughput_bars(runs, ratios), {"seconds": seconds, "rounds": rounds, **_medians(runs)}
 
 
-def _on_to_off(targets: dict[str, Target]) -> list[float]:
+def _on_to_off() -> list[float]:
     """Answers with recording on against those with it off, once for each pair; none for a tree that always records."""
-    if "off" not in targets:
+    if "record" not in Settings.model_fields:
+        console.print("recording off is not measured: this tree has no setting `record`")
         return []
     ratios = []
-    for pair in range(PAIRS):
-        rate = {name: _measure(targets[name], 32, "whole", PAIR_S)["calls_per_s"] for name in ("off", "sqlite")}
-        ratios.append(rate["sqlite"] / rate["off"])
-        console.print(f"{pair} on to off: {ratios[-1]:.3f}")
+    for start in range(STARTS):
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            engine = stack.enter_context(_engine()).port
+            off = stack.enter_context(_proxy("off", Path(folder), engine, None))
+            on = stack.enter_context(_proxy("sqlite", Path(folder), engine, f"sqlite:///{folder}/mosaic.db"))
+            for turn in range(PAIRS):
+                in_turn = (off, on) if turn % 2 == 0 else (on, off)
+                rate = {target.name: _measure(target, 32, "whole", PAIR_S)["calls_per_s"] for target in in_turn}
+                ratios.append(rate[on.name] / rate[off.name])
+                console.print(f"{start} on to off: {ratios[-1]:.3f}")
     return ratios
 
 
@@ -132,8 +139,6 @@ def _targets(stack: ExitStack, folder: Path) -> Iterator[Target]:
     yield engine
     if "record" in Settings.model_fields:
         yield stack.enter_context(_proxy("off", folder, engine.port, None))
-    else:
-        console.print("recording off is not measured: this tree has no setting `record`")
     for workers in (1, WORKERS):
         url = f"sqlite:///{folder}/mosaic-{workers}.db"
         yield stack.enter_context(_proxy("sqlite", folder, engine.port, url, workers))

@@ -1,10 +1,12 @@
 """A client's connection: uvicorn's, with bounds on the head of a request, which the server itself does not have.
 
 A connection on which no request has begun for a while is closed, one whose request's head is not complete in time gets
-a 408, one whose head is too large a 431. Bodies and keep-alive have bounds of their own (`routes`, uvicorn).
+a 408, one whose head is too large a 431. Bodies and keep-alive have bounds of their own (`routes`, uvicorn). An
+answer's head leaves together with what follows it.
 """
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -12,6 +14,42 @@ HEAD_S = 60.0
 """Seconds from the connection's, or from the head's first byte on, until the head must be complete."""
 MAX_HEAD_BYTES = 2**20
 """About the largest head of a request, its request line included."""
+
+
+class _Joining:
+    """A connection's transport, which sends the head of an answer with what follows it at once: one packet, not two.
+
+    uvicorn writes them one after the other, and uvloop each in a system call of its own, which wakes the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send it now, or, if it is a head, at the end of the loop's turn at the latest."""
+        if self._head:
+            data, self._head = self._head + data, b""
+            self._transport.write(data)
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is held, and close."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            head, self._head = self._head, b""
+            self._transport.write(head)
 
 
 class Connection(HttpToolsProtocol):
@@ -23,7 +61,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there; its first request is awaited."""
-        super().connection_made(transport)
+        super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:

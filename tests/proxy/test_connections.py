@@ -3,6 +3,8 @@
 import asyncio
 import gzip
 import json
+import socket
+import struct
 
 import pytest
 
@@ -84,6 +86,31 @@ async def test_a_body_may_come_in_chunks_after_a_100_and_behind_a_byte_order_mar
         assert await statuses(proxy, request_bytes(TARGET, BODY, "expect: 100-continue")) in ([100, 200], [200])
         assert await statuses(proxy, request_bytes(TARGET, b"\xef\xbb\xbf" + BODY)) == [200]
         assert proxy.engine.requests[0] == proxy.engine.requests[2]
+
+
+async def test_an_answer_comes_in_one_packet_with_its_head(start_proxy: ProxyFactory) -> None:
+    async with start_proxy(lambda _: Turn("Hi")) as proxy:
+        host, port = proxy.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request_bytes(TARGET, BODY))
+        assert b'"content":"Hi"' in await asyncio.wait_for(reader.read(), 10)
+        assert data_segments_in(writer.get_extra_info("socket")) == 1
+        writer.close()
+
+
+def data_segments_in(connection: socket.socket) -> int:
+    """Segments with data that a TCP connection got (`tcpi_data_segs_in` of Linux's `struct tcp_info`)."""
+    return int(struct.unpack_from("I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 232), 152)[0])
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_its_first_event(start_proxy: ProxyFactory) -> None:
+    async with before(start_proxy, replying(event_stream(), End.HANG), ping_s=0) as (proxy, engine):
+        host, port = proxy.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(request_bytes(TARGET, json.dumps({**BODIES["chat/completions"], "stream": True}).encode()))
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await asyncio.wait_for(engine.left.wait(), 5)
 
 
 @pytest.mark.parametrize("path", PATHS)
