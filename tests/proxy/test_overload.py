@@ -22,7 +22,8 @@ from tests.proxy.faults import BODIES, before, post, replying, rows, wire_whole
 from tests.proxy.test_recorder import health, locked
 
 LARGE = [{"role": "user", "content": "x" * 200_000}]
-CALLS, AT_ONCE = 80, 10
+CALLS, AT_ONCE = 240, 10
+"""Far more than the writer's one transaction, which it reads and then holds until the database takes it."""
 
 
 @pytest.fixture
