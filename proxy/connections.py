@@ -19,7 +19,7 @@ MAX_HEAD_BYTES = 2**20
 class _Joining:
     """A connection's transport, which sends the head of an answer with what follows it at once: one packet, not two.
 
-    uvicorn writes them one after the other, and uvloop each in a system call of its own, which wakes the client.
+    uvicorn writes them one after the other, and uvloop each in a system call of its own.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

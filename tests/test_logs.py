@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from mosaic.store import Store
 from tests.conftest import until
 from tests.engine import Fault, ScriptedEngine, Turn
 from tests.proxy.test_recorder import ask, start
@@ -73,8 +74,14 @@ async def test_a_second_ctrl_c_ends_the_proxy_without_a_traceback(tmp_path: Path
         assert await asyncio.to_thread(process.wait, 30) == 0
         with pytest.raises(aiohttp.ClientError):
             await waiting
-    assert "Traceback" not in log.read_text()
-    assert "stopped; " in log.read_text()  # what was cut is stored by now, or by the next start
+        assert "Traceback" not in log.read_text()
+        assert "stopped; " in log.read_text()
+        process, _ = start(tmp_path, upstream, f"sqlite:///{tmp_path}/mosaic.db")  # stores what may wait on the disk
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 30) == 0
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    assert [found.calls for found in store.trajectories()] == [1]
+    store.close()
 
 
 async def test_each_of_several_workers_logs_in_that_form(tmp_path: Path) -> None:

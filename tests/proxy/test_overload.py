@@ -14,6 +14,7 @@ from sqlalchemy import create_engine
 
 from mosaic.store import Store, database
 from proxy import app
+from proxy.progress import Progress
 from tests.conftest import Proxy, ProxyFactory, until
 from tests.engine import Turn
 from tests.engine.raw import whole
@@ -22,8 +23,7 @@ from tests.proxy.faults import BODIES, before, post, replying, rows, wire_whole
 from tests.proxy.test_recorder import health, locked
 
 LARGE = [{"role": "user", "content": "x" * 200_000}]
-CALLS, AT_ONCE = 240, 10
-"""Far more than the writer's one transaction, which it reads and then holds until the database takes it."""
+CALLS, AT_ONCE = 80, 10
 
 
 @pytest.fixture
@@ -44,6 +44,10 @@ async def test_what_a_locked_database_cannot_take_waits_on_disk_and_not_in_memor
         await post(proxy, "chat/completions", body)
         held, _ = tracemalloc.get_traced_memory()
         with locked(proxy.store):
+            await post(proxy, "chat/completions", body)
+            progress = Progress(proxy.settings.spool)
+            await until(lambda: progress.refusing)  # from now on the writer holds this one call, and no whole batch
+            progress.close()
             for _ in range(CALLS // AT_ONCE):
                 answers = await asyncio.gather(*(post(proxy, "chat/completions", body) for _ in range(AT_ONCE)))
                 assert {status for status, _ in answers} == {200}
@@ -51,7 +55,7 @@ async def test_what_a_locked_database_cannot_take_waits_on_disk_and_not_in_memor
             gc.collect()
             grown = tracemalloc.get_traced_memory()[0] - held
         assert grown < CALLS * len(body) / 2
-        await until(lambda: len(rows(proxy)) == CALLS + 1, 60)
+        await until(lambda: len(rows(proxy)) == CALLS + 2, 60)
         assert await health(proxy.url) == {"lost": 0, "rejected": {}}
 
 
