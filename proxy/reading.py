@@ -10,8 +10,8 @@ from proxy import frames, owned
 from proxy.progress import Progress
 from proxy.trace import Trace
 
-READ_BYTES = 2**20
-"""Bytes that are read at once."""
+READ_BYTES = 2**17
+"""Bytes that are read at once: so few that the same memory is used again."""
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 
 log = structlog.get_logger()

@@ -4,18 +4,21 @@ A digest names a message with all before it; in the database it goes by a number
 cost does not grow with its history.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+import orjson
+from sqlalchemy import Connection, Text, and_, bindparam, func, literal_column, select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql import ClauseElement, ColumnElement
 
 from mosaic.records import Message
 from mosaic.store.codec import digest, dump
-from mosaic.store.models import MessageRow
+from mosaic.store.models import MessageRow, RowId
 from mosaic.store.reading import batched
 from mosaic.store.recent import Recent
 from mosaic.store.rows import plain
-from mosaic.store.statements import Statement, among, listed
+from mosaic.store.statements import Dialect, Statement, among, listed
 
 RECENT_MESSAGES = 100_000
 """Messages whose numbers are remembered."""
@@ -109,13 +112,10 @@ def insert_messages(
 ) -> Numbers:
     """Store the messages that are not there yet; returns the numbers of all.
 
-    `messages`: digest -> its row, with the digest of the message `before` it, which is among them or `known`; the rows
-    get their numbers. The transaction must be alone in writing: numbers go on from the highest.
+    `messages`: digest -> its row, with the digest of the message `before` it, which stands before it among them or is
+    `known`; the rows get their numbers. The transaction must be alone in writing: numbers go on from the highest.
     """
-    numbers = dict(known)
-    for some in batched(list(messages)):
-        for name, number in _NUMBERS.run(connection, ids=listed(connection, some)):
-            numbers[name] = number
+    numbers = _numbered(connection, messages, known)
     new = [row for name, row in messages.items() if name not in numbers]
     highest = _HIGHEST.run(connection).scalar() or 0
     numbers.update({row["digest"]: number for number, row in enumerate(new, highest + 1)})
@@ -125,9 +125,60 @@ def insert_messages(
     return numbers
 
 
-_NUMBERS = Statement(
-    lambda dialect: select(MessageRow.digest, MessageRow.message_id).where(among(MessageRow.digest, dialect))
+def _numbered(
+    connection: Connection, messages: Mapping[str, dict[str, Any]], known: Mapping[str | None, int | None]
+) -> Numbers:
+    """What is known, and the numbers of the messages that are there: they are looked for behind what is there only, for
+    nothing stands behind what is not."""
+    numbers = dict(known)
+    after: dict[str | None, list[str]] = {}
+    for name, row in messages.items():
+        after.setdefault(row["before"], []).append(name)
+    there = [before for before in after if before in numbers]
+    while there:
+        found: Numbers = {}
+        for some in batched([(numbers[before] or 0, name) for before in there for name in after[before]]):
+            for name, number in _found(connection, some):
+                found[name] = number
+        numbers.update(found)
+        there = [name for name in found if name in after]
+    return numbers
+
+
+def _found(connection: Connection, pairs: Sequence[tuple[int, str]]) -> Iterator[tuple[str, int]]:
+    """Digests and numbers of those that are there of (number of the message before it, or 0; digest)."""
+    if first := [name for before, name in pairs if not before]:
+        yield from _FIRST.run(connection, ids=listed(connection, first))
+    if later := [(before, name) for before, name in pairs if before]:
+        yield from _LATER.run(connection, **_asked(connection, later))
+
+
+def _asked(connection: Connection, pairs: Sequence[tuple[int, str]]) -> dict[str, object]:
+    """The parameters of `_LATER`."""
+    if connection.dialect.name == "postgresql":
+        return {"before": [before for before, _ in pairs], "names": [name for _, name in pairs]}
+    return {"pairs": orjson.dumps(pairs).decode()}
+
+
+def _later(dialect: Dialect) -> ClauseElement:
+    if dialect is postgresql:
+        lists = bindparam("before", type_=postgresql.ARRAY(RowId)), bindparam("names", type_=postgresql.ARRAY(Text))
+        asked = func.unnest(*lists).table_valued("before", "name").render_derived()
+        before: ColumnElement[Any] = asked.c.before
+        name: ColumnElement[Any] = asked.c.name
+    else:
+        asked = func.json_each(bindparam("pairs")).table_valued("value")
+        before, name = (func.json_extract(asked.c.value, literal_column(f"'$[{at}]'")) for at in (0, 1))
+    there = and_(MessageRow.parent_id == before, MessageRow.digest == name)
+    return select(MessageRow.digest, MessageRow.message_id).join_from(asked, MessageRow, there)
+
+
+_FIRST = Statement(
+    lambda dialect: select(MessageRow.digest, MessageRow.message_id).where(
+        MessageRow.parent_id.is_(None), among(MessageRow.digest, dialect)
+    )
 )
+_LATER = Statement(_later)
 _HIGHEST = Statement(lambda _: select(func.max(MessageRow.message_id)))
 _INSERT = Statement(
     lambda dialect: (

@@ -30,7 +30,7 @@ STATEMENT_TIMEOUT_S = 30
 """Seconds after which PostgreSQL gives up a writing statement: a database that hangs must not hang the writer."""
 WRITER_LOCK = 0x6D6F73616963
 """Key of the advisory lock that PostgreSQL's writers hold while they write."""
-HEAD = "0006"
+HEAD = "0007"
 """Revision of the schema that this code reads and writes; the newest file in `migrations/versions`."""
 
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -30,6 +31,8 @@ NAMING = {
 Id = String(64)
 Digest = String(32)
 RowId = BigInteger().with_variant(Integer, "sqlite")
+_FIRST = text("parent_id is null")
+"""Where a message is the first of its chain; what follows one has its number, and is unique with it."""
 
 
 class Base(DeclarativeBase):
@@ -90,17 +93,22 @@ class SessionRow(Base):
 class MessageRow(Base):
     """A message after a given prefix; its digest names the whole prefix, so every prefix is stored once.
 
-    What refers to it does so by a number that rises with time: neighbours in time are neighbours in every index, and a
-    call changes few pages however many there are.
+    What refers to it does so by a number that rises with time, and its digest is looked for behind what stands before
+    it: neighbours in time are neighbours in every index, and a call changes few pages however many there are.
     """
 
     __tablename__ = "messages"
     message_id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=False)
-    parent_id: Mapped[int | None] = mapped_column(RowId, index=True)
-    digest: Mapped[str] = mapped_column(Digest, unique=True)
+    parent_id: Mapped[int | None] = mapped_column(RowId)
+    digest: Mapped[str] = mapped_column(Digest)
     depth: Mapped[int] = mapped_column(Integer)
     role: Mapped[str] = mapped_column(Text)
     body: Mapped[str] = mapped_column(Text)
+
+    __table_args__ = (
+        Index("ix_messages_parent_id_digest", "parent_id", "digest", unique=True),
+        Index("ix_messages_first", "digest", unique=True, sqlite_where=_FIRST, postgresql_where=_FIRST),
+    )
 
 
 class ParamsRow(Base):

@@ -15,6 +15,7 @@ from mosaic.store.codec import unpack_ids, unpack_logprobs
 from mosaic.store.models import CallRow, LinkRow, MessageRow, ParamsRow, SessionRow, TokensRow, TrajectoryRow
 
 Key = TypeVar("Key", str, int)
+Value = TypeVar("Value")
 
 TOGETHER = 50
 """Trajectories that are read with the same statements."""
@@ -108,7 +109,7 @@ class _Messages:
         return tuple(reversed(found))
 
 
-def batched(ids: Sequence[Key], size: int = 500) -> Iterator[Sequence[Key]]:
+def batched(ids: Sequence[Value], size: int = 500) -> Iterator[Sequence[Value]]:
     """The ids in portions that fit into one statement."""
     for at in range(0, len(ids), size):
         yield ids[at : at + size]

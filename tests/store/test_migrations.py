@@ -97,7 +97,7 @@ def test_a_new_database_equals_the_models(database_url: str) -> None:
 def test_a_difference_to_the_models_is_seen(engine: Engine) -> None:
     with engine.begin() as connection:
         migrations.run(connection, "base")
-        connection.execute(text("drop index ix_messages_parent_id"))
+        connection.execute(text("drop index ix_messages_first"))
         assert len(differences(connection)) == 1
 
 
