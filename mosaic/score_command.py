@@ -8,10 +8,11 @@ from pydantic import ValidationError
 
 from mosaic.db_commands import seconds
 from mosaic.errors import MosaicError, SettingsError
+from mosaic.job_settings import ScoreConfig
 from mosaic.scoring.judge import Judge
 from mosaic.scoring.passive import Scored, score_closed
 from mosaic.scoring.scorers import scorer_of
-from mosaic.settings import ScoreConfig, load
+from mosaic.settings import load
 from mosaic.store import Store
 from mosaic.terminal import DATABASE, JSON, print_json, print_table, progress
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import typer
 
 from mosaic.db_commands import seconds
-from mosaic.settings import Settings, TrainConfig, load
+from mosaic.job_settings import TrainConfig
+from mosaic.settings import Settings, load
 from mosaic.store import Store
 from mosaic.terminal import JSON, counted, print_json, print_table
 from trainer.job import JobReport, run_job

@@ -18,10 +18,11 @@ import numpy as np
 import structlog
 
 from mosaic.errors import EngineError, GateError, NothingToTrain, PolicyPinned, PublishError
+from mosaic.job_settings import TrainConfig
 from mosaic.lease import Lease, held
 from mosaic.records import IdArray, JobState
 from mosaic.scoring.passive import score_configured
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store, trained_tokens
 from mosaic.store.jobs import Job
 from mosaic.store.listing import Waiting

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mosaic.credit import DropReason
+from mosaic.job_settings import TrainConfig
 from mosaic.records import TrajectoryState
 from mosaic.scoring.passive import to_score
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from mosaic.store.listing import HELD_OUT, ScoredTrajectory
 from trainer.job import waiting_for

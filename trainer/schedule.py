@@ -24,8 +24,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from mosaic.daytimes import cron_trigger, minutes
 from mosaic.errors import LeaseTaken, SettingsError, StoreError
+from mosaic.job_settings import ScheduleConfig
 from mosaic.lease import Lease
-from mosaic.settings import ScheduleConfig
 from mosaic.store import Store, schedules
 
 NOT_NOW = LeaseTaken.exit_code

@@ -15,8 +15,8 @@ from mosaic.credit import (
     rule_settings,
 )
 from mosaic.errors import NothingToTrain
+from mosaic.job_settings import TrainConfig
 from mosaic.records import Group
-from mosaic.settings import TrainConfig
 from trainer.contributions import Contributions
 from trainer.sequences import Credit, Sequence, build_sequences
 from trainer.staleness import Staleness, settle

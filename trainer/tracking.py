@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, Self
 import structlog
 
 from mosaic.errors import SettingsError
-from mosaic.settings import TrainConfig
+from mosaic.job_settings import TrainConfig
 from mosaic.store import Store
 from trainer.round import StepReport
 

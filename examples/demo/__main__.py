@@ -28,7 +28,8 @@ from examples.demo.questions import Question, questions, score
 from examples.demo.report import Batch, Round, Summary
 from mosaic import logs
 from mosaic.errors import MosaicError
-from mosaic.settings import Settings, TrainConfig
+from mosaic.job_settings import TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from trainer.engine import Engine, EngineSettings, free_port
 from trainer.job import JobReport, run_job

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from mosaic.job_settings import ScoreConfig
 from mosaic.scoring.outcome import ScoreError
 from mosaic.scoring.scorers import Scorer, scorer_of
-from mosaic.settings import ScoreConfig
 from mosaic.store import Store
 from mosaic.store.rows import plain
 

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from mosaic.errors import SettingsError
 from mosaic.functions import load_function
+from mosaic.job_settings import ScoreConfig
 from mosaic.records import Trajectory
 from mosaic.scoring.commands import Command
 from mosaic.scoring.judge import RUBRIC, Judge
 from mosaic.scoring.outcome import Score, ScoreError, as_score
 from mosaic.scoring.transcript import as_json
-from mosaic.settings import ScoreConfig
 
 
 class Scorer(Protocol):

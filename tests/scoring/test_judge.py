@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from mosaic.job_settings import ScoreConfig
 from mosaic.records import TrajectoryState
 from mosaic.scoring import judge as judge_module
 from mosaic.scoring.judge import MAX_ANSWER, RETRIES, Judge
 from mosaic.scoring.outcome import Score, ScoreError
 from mosaic.scoring.passive import score_closed
-from mosaic.settings import ScoreConfig
 from mosaic.store import Store
 from tests.engine import Fault, ScriptedEngine, Turn
 from tests.engine.raw import End, RawEngine, Step, head, whole

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from mosaic.errors import EngineError, NothingToTrain, SettingsError
+from mosaic.job_settings import ScoreConfig, TrainConfig
 from mosaic.records import Trajectory, TrajectoryState
 from mosaic.scoring.outcome import Score
 from mosaic.scoring.passive import score_closed
 from mosaic.scoring.scorers import scorer_of
-from mosaic.settings import ScoreConfig, Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from tests.playbook import Recording, assistant, user
 from tests.test_cli import mosaic

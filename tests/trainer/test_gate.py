@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mosaic.errors import GateError, PublishError, SettingsError
-from mosaic.settings import HeldOutConfig, Settings, TrainConfig
+from mosaic.job_settings import HeldOutConfig, TrainConfig
+from mosaic.settings import Settings
 from tests.conftest import Proxy, ProxyFactory
 from tests.engine import Turn
 from tests.engine.control import ServedCheckpoint

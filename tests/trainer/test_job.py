@@ -10,7 +10,8 @@ from sqlalchemy import text
 from mosaic.capture import CapturedCall
 from mosaic.credit import rule_settings
 from mosaic.errors import EngineError, NothingToTrain
-from mosaic.settings import Settings, TrainConfig
+from mosaic.job_settings import TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from mosaic.store.jobs import unannounced
 from tests.lineage.test_lineage import compaction, spawns

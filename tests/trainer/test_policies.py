@@ -15,8 +15,9 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 from mosaic.errors import EngineError, GateError, MosaicError, PublishError, SettingsError
+from mosaic.job_settings import TrainConfig
 from mosaic.records import JobState
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store, trained_tokens
 from tests.engine.control import ServedCheckpoint
 from tests.trainer.test_job import attempts

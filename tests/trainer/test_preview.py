@@ -10,8 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from mosaic.errors import NothingToTrain, SettingsError
+from mosaic.job_settings import ScoreConfig, TrainConfig
 from mosaic.records import TrajectoryState
-from mosaic.settings import ScoreConfig, Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording, assistant, user

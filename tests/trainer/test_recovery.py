@@ -16,9 +16,10 @@ import pytest
 from sqlalchemy import text
 
 from mosaic.errors import EngineError, LeaseTaken, NothingToTrain, PolicyPinned
+from mosaic.job_settings import TrainConfig
 from mosaic.lease import held
 from mosaic.records import JobState
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from mosaic.store.policies import LEASE
 from tests.engine.control import ServedCheckpoint

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mosaic.errors import SettingsError
-from mosaic.settings import ScheduleConfig
+from mosaic.job_settings import ScheduleConfig
 from mosaic.store import Store, schedules
 from mosaic.store.schedules import ScheduleState
 from tests.trainer.test_job import attempts

@@ -12,8 +12,9 @@ import pytest
 
 from mosaic.credit import RULES, GroupStatistics
 from mosaic.errors import EngineError, SettingsError
+from mosaic.job_settings import TrainConfig
 from mosaic.records import Call, Group, Session, SessionKind, Trajectory
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from tests.credit.builders import call, recorded, recorded_session, tool_call, tool_result
 from trainer.contributions import Contributions, answers_from, estimated

@@ -11,8 +11,9 @@ import pytest
 
 from mosaic.credit import GroupCredit, TrajectoryCredit
 from mosaic.errors import SettingsError
+from mosaic.job_settings import TrainConfig
 from mosaic.records import Group, Trajectory, TrajectoryState
-from mosaic.settings import Settings, TrainConfig
+from mosaic.settings import Settings
 from mosaic.store import Store
 from tests.trainer.conftest import MakeSequence
 from trainer.figures import chosen_figures, job_figures
