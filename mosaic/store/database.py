@@ -6,6 +6,7 @@ numbers rise in the order of commits, which lineage relies on. Readers get a sna
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ from mosaic.urls import shown_url
 
 BUSY_TIMEOUT_S = 5
 """Seconds that a transaction waits for another writer before it fails."""
+AGAIN_S = 0.01
+"""Seconds between tries where SQLite does not wait by itself."""
 WAL_PAGES = 16_000
 """Pages of 4 KiB from which SQLite's write-ahead log is brought into the file: most pages change many times before."""
 CACHE_KIB = 32_000
@@ -230,15 +233,29 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
         return
     # The driver would begin a transaction only at the first change, too late for a reader that goes on to write.
     connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_S * 1000}")
+    _into_wal(connection)
     for pragma in (
-        f"busy_timeout={BUSY_TIMEOUT_S * 1000}",
-        "journal_mode=WAL",
         f"wal_autocheckpoint={WAL_PAGES}",
         f"cache_size=-{CACHE_KIB}",
         "synchronous=FULL",
         "foreign_keys=ON",
     ):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _into_wal(connection: sqlite3.Connection) -> None:
+    """Raises `sqlite3.OperationalError`. Where several switch a new file at once, SQLite refuses without waiting."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(AGAIN_S)
+        else:
+            return
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:

@@ -1,6 +1,7 @@
 """Several writers on one database answer as one alone would: the same sessions, links, tokens."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,16 @@ def test_a_lease_has_one_owner_until_it_expires_or_is_given_back(database_url: s
 
 
 def test_processes_that_open_an_empty_database_together_make_it_once(database_url: str) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(6) as pool:
         opened = list(pool.map(Database, [database_url] * 6))
     with opened[0].reading() as connection:
         assert connection.exec_driver_sql("select version_num from alembic_version").scalars().all() == [HEAD]
     for database in opened:
         database.close()
+
+
+def test_a_new_file_is_opened_by_several_at_once_every_time(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(100):  # 3 in 100 were refused
+            for database in list(pool.map(Database, [f"sqlite:///{tmp_path}/{number}.db"] * 6)):
+                database.close()
