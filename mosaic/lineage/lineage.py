@@ -75,7 +75,7 @@ class Lineage:
         """Where `call` stands. Calls must come in the order in which they ended."""
         pool, request = self._pool(call), Request(call, self._harnesses)
         before = pool.size
-        placement = next(found for rung in _LADDER if (found := rung(pool, request)) is not None)
+        placement = _placed(pool, request)
         session = pool.sessions[placement.session_id]
         if placement.auxiliary is not None:  # kept also where the tag is taken back: it restores what was known then
             evidence = {**placement.why.evidence, "serves": placement.auxiliary}
@@ -105,7 +105,7 @@ class Lineage:
         if placement.auxiliary is not None and session.head_call_id is None and root:
             await_session(pool, request, session.session_id)
         if placement.opened is None and placement.auxiliary is None and session.calls:
-            placement = replace(placement, relinked=confirm(pool, request, session))
+            placement.relinked = confirm(pool, request, session)
         for call_id in placement.confirmed:
             for other in pool.sessions.values():
                 for summary in other.summaries:
@@ -151,10 +151,17 @@ def pool_key(call: CapturedCall) -> str:
     return f"t:{call.trajectory_id}" if call.trajectory_id is not None else f"c:{call.client}"
 
 
+def _placed(pool: Pool, request: Request) -> Placement:
+    for rung in _LADDER:
+        if (found := rung(pool, request)) is not None:
+            return found
+    raise AssertionError("the last rung places every call")
+
+
 def _told(pool: Pool, request: Request, session: Session, placement: Placement) -> Placement:
     """The same with what it tells of the session's parent and children."""
     if placement.opened is None and session.calls:
-        placement = replace(placement, relinked=confirm(pool, request, session))
+        placement.relinked = confirm(pool, request, session)
     above = pool.sessions.get((placement.opened and placement.opened.parent_session_id) or "")
     went_on = placement.why.evidence.get("confirms", ())
     for call_id in went_on:

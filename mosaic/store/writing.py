@@ -145,7 +145,8 @@ class Writer:
     def _place(self, call: CapturedCall, placement: Placement, positions: dict[str, int], timeline: Timeline) -> None:
         """The trajectory, session and links that the call's placement needs or changes."""
         batch, trajectory_id = self._batch, placement.trajectory_id
-        row = batch.trajectories.setdefault(trajectory_id, trajectory_row(call, trajectory_id, timeline.newest))
+        if (row := batch.trajectories.get(trajectory_id)) is None:
+            row = batch.trajectories[trajectory_id] = trajectory_row(call, trajectory_id, timeline.newest)
         row["updated_at"] = max(row["updated_at"], call.ended_at)
         if placement.opened is not None:
             position = positions.get(trajectory_id, 0)
@@ -159,10 +160,13 @@ class Writer:
             task = task_row(call)
             batch.tasks[task["task_key"]] = task
             row["task_key"] = row["task_key"] or task["task_key"]
-        batch.relinked.update({link.session_id: link for link in placement.relinked})
+        for link in placement.relinked:
+            batch.relinked[link.session_id] = link
+        for session_id, ending in placement.ended.items():
+            batch.ended[session_id] = ending, call.ended_at
+        for over in placement.rolled_over:
+            batch.rolled_over[over] = call.started_at
         batch.confirmed += placement.confirmed
-        batch.ended.update({session_id: (ending, call.ended_at) for session_id, ending in placement.ended.items()})
-        batch.rolled_over.update(dict.fromkeys(placement.rolled_over, call.started_at))
 
     def _call(self, connection: Connection, call: CapturedCall, placement: Placement, timeline: Timeline) -> None:
         batch = self._batch
