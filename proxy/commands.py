@@ -143,8 +143,14 @@ def _schedule(settings: Settings) -> Iterator[None]:
         return
     command = [sys.executable, "-m", "mosaic", "schedule", "--parent", str(os.getpid())]
     given = {"MOSAIC_UPSTREAM": settings.upstream, "MOSAIC_DATABASE": settings.database}
+    asked: list[int] = []
+    # While the process is made nobody has it yet to end it.
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     process = subprocess.Popen(command, env={**os.environ, **given}, stdin=subprocess.DEVNULL)
     try:
+        signal.signal(signal.SIGTERM, before)
+        if asked:
+            signal.raise_signal(signal.SIGTERM)
         yield
     finally:
         process.terminate()

@@ -296,5 +296,4 @@ def test_the_server_runs_the_schedule_beside_itself_and_ends_it(tmp_path: Path) 
         finally:
             server.terminate()
         assert server.wait(30) == 0
-    # Asked to end while it is only just starting the schedule, it leaves it to the schedule to miss its parent.
-    until(lambda: not Path(f"/proc/{schedule}").exists())
+    assert not Path(f"/proc/{schedule}").exists()
