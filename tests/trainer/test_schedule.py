@@ -281,15 +281,19 @@ def schedules_of(parent: int) -> list[int]:
     return [int(pid) for pid in children if b"schedule" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
 
 
-def test_the_server_runs_the_schedule_beside_itself_and_ends_it(tmp_path: Path) -> None:
+def serving(folder: Path) -> "subprocess.Popen[bytes]":
+    """`mosaic serve` with a schedule that waits for more trajectories than come."""
     environment = {
         **os.environ,
-        "MOSAIC_DATABASE": f"sqlite:///{tmp_path}/mosaic.db",
+        "MOSAIC_DATABASE": f"sqlite:///{folder}/mosaic.db",
         "MOSAIC_SCHEDULE__WHEN_SCORED": "1000000",
         "MOSAIC_UPSTREAM": "http://127.0.0.1:9/v1",
     }
-    command = [sys.executable, "-m", "mosaic", "serve", "--port", "0"]
-    with subprocess.Popen(command, env=environment, cwd=tmp_path) as server:
+    return subprocess.Popen([sys.executable, "-m", "mosaic", "serve", "--port", "0"], env=environment, cwd=folder)
+
+
+def test_the_server_runs_the_schedule_beside_itself_and_ends_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
         try:
             until(lambda: schedules_of(server.pid))
             (schedule,) = schedules_of(server.pid)
@@ -297,3 +301,15 @@ def test_the_server_runs_the_schedule_beside_itself_and_ends_it(tmp_path: Path) 
             server.terminate()
         assert server.wait(30) == 0
     assert not Path(f"/proc/{schedule}").exists()
+
+
+def test_a_server_that_is_asked_to_end_while_it_starts_the_schedule_ends_it_too(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        listed = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        try:
+            while not (children := listed.read_text().split()):  # without a pause: it is a matter of milliseconds
+                assert server.poll() is None
+        finally:
+            server.terminate()
+        assert server.wait(30) == 0
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
