@@ -9,9 +9,9 @@ from mosaic.credit import GroupStatistics
 from mosaic.credit_commands import estimator, explain
 from mosaic.errors import RequestError, SettingsError
 from mosaic.store import Store
+from tests.cli.command import mosaic
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording
-from tests.test_cli import mosaic
 
 
 @pytest.fixture

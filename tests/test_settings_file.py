@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from mosaic.settings import Settings, load
 from mosaic.settings_file import text
-from tests.test_cli import mosaic
+from tests.cli.command import mosaic
 
 
 def names(model: type[BaseModel], prefix: str = "") -> set[str]:

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from mosaic.store import Store
 from mosaic.tree import Node, lines
+from tests.cli.command import mosaic
 from tests.lineage.test_lineage import compaction
 from tests.playbook import Recording
-from tests.test_cli import mosaic
 
 WORDS = st.lists(st.text("abcdefgh7,界", min_size=1, max_size=12), min_size=1, max_size=30).map(" ".join)
 TREES = st.recursive(

@@ -16,11 +16,11 @@ from mosaic.scoring.judge import MAX_ANSWER, RETRIES, Judge
 from mosaic.scoring.outcome import Score, ScoreError
 from mosaic.scoring.passive import score_closed
 from mosaic.store import Store
+from tests.cli.command import mosaic
 from tests.engine import Fault, ScriptedEngine, Turn
 from tests.engine.raw import End, RawEngine, Step, head, whole
 from tests.playbook import Recording, assistant, user
 from tests.scoring.test_transcript import trajectory_of
-from tests.test_cli import mosaic
 
 TRAJECTORY = trajectory_of([user("find the capital of France"), user("x" * 5000)])
 

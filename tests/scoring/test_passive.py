@@ -15,8 +15,8 @@ from mosaic.scoring.passive import score_closed
 from mosaic.scoring.scorers import scorer_of
 from mosaic.settings import Settings
 from mosaic.store import Store
+from tests.cli.command import mosaic
 from tests.playbook import Recording, assistant, user
-from tests.test_cli import mosaic
 from trainer.job import run_job
 
 BY_REPLY = "tests.scoring.functions:by_reply"

@@ -13,8 +13,8 @@ from proxy.doctor import Finding, Level, checks, findings
 from proxy.doctor.checks import CHECKS
 from proxy.doctor.command import exit_code
 from proxy.doctor.finding import note, ok, warning, wrong
+from tests.cli.command import mosaic
 from tests.proxy.doctor.looking import Administered, settings_of
-from tests.test_cli import mosaic
 
 PAGE = Path(__file__).parents[3] / "docs" / "doctor.md"
 

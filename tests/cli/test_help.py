@@ -18,9 +18,9 @@ from mosaic.cli import DISTRIBUTION, PANELS, assemble
 from mosaic.cli_page import page
 from mosaic.errors import SettingsError
 from mosaic.exit_codes import ExitCode
-from tests.test_cli import mosaic
+from tests.cli.command import mosaic
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def commands() -> dict[str, Any]:
