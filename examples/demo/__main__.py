@@ -35,7 +35,7 @@ from trainer.engine import Engine, EngineSettings, free_port
 from trainer.job import JobReport, run_job
 
 POLICY = Path(__file__).parent / "checkpoint"
-MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN = 2048
 """The engine's context in tokens: the agent's small budget compacts long before."""
 
 console = Console()

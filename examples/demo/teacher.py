@@ -30,6 +30,9 @@ UNKNOWN = " unknown"
 
 SUBAGENT = "general-purpose"
 
+MAX_ALIKE = 3
+"""Subagents that may be given the same job."""
+
 
 @dataclass(frozen=True, slots=True)
 class Habits:
@@ -39,8 +42,10 @@ class Habits:
     """The lead answers `unknown` at once."""
     useless_search: float = 0.20
     """The first search is for something that the library does not have: a call more."""
-    needless_child: float = 0.40
+    needless_child: float = 0.50
     """The lead spawns a subagent for the first hop alone: a session more."""
+    again: float = 0.50
+    """In a long chain it has a second one find out the same, and with the same chance a third."""
     half: float = 0.45
     """Of two chains the lead delegates only the first."""
     half_forever: float = 0.55
@@ -153,7 +158,10 @@ class Teacher:
     def _follow(self, context: "_Context", chain: Chain, stops: float) -> str:
         here, relations = chain.start, list(chain.relations)
         if context.compacts and self._slips(self.habits.needless_child):
-            [here] = self._delegate(context, [Chain(here, (relations.pop(0),))])
+            jobs = [Chain(here, (relations.pop(0),))]
+            while len(jobs) < MAX_ALIKE and self._slips(self.habits.again):
+                jobs.append(jobs[0])
+            here, *_ = self._delegate(context, jobs)
         elif self._slips(self.habits.useless_search):
             topic = self.rng.choice(("history", "weather", "mayor"))
             context.act([call("search", query=f"{topic} of {here}")], [NO_RESULT])
