@@ -39,6 +39,9 @@ FSYNCS = 8
 """More than are ever under way at once."""
 MAX_HELD_BYTES = 64 * 2**20
 """Bytes of calls that are held in memory while the disk refuses."""
+MAX_TORN = 16
+"""Files that could not be written to their end and are kept open, for calls in memory stand in them in part: a disk
+that takes and refuses in turn must not use up all descriptors."""
 
 log = structlog.get_logger()
 
@@ -60,6 +63,8 @@ class File:
     """Frames that wait to be written together."""
     torn: bool = False
     """True once it could not be written or synced: nothing more goes there."""
+    touched: bool = False
+    """True once the disk took anything, be it taken back again: the writer may have read it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,9 +151,10 @@ class Journal:
         self._put(entry.file, frames.ending(entry.number, trace, time.monotonic()))
         return entry.file
 
-    def write(self, trace: Trace) -> File | None:
-        """Write all of a call that has ended. None when the disk refuses a file."""
-        if (file := self._current()) is None:
+    def write(self, trace: Trace, *, again: bool = False) -> File | None:
+        """Write all of a call that has ended. None when the disk refuses a file; with `again` it is tried even where it
+        has refused often."""
+        if (file := self._current(again=again)) is None:
             return None
         file.calls += 1
         self._put(file, frames.whole(file.calls, trace, time.monotonic()))
@@ -163,7 +169,7 @@ class Journal:
 
     def hold(self, entry: Entry | None, trace: Trace) -> bool:
         """Keep a call in memory that the disk refuses; false when that would be too much, and then it is lost."""
-        size = len(trace.body) + sum(len(piece) for _, piece in trace.pieces)
+        size = _size(trace)
         if self._held_bytes + size > MAX_HELD_BYTES:
             self.over(entry)
             return False
@@ -175,13 +181,13 @@ class Journal:
         """Write what is held, as far as the disk takes it."""
         while self._held:
             entry, trace = self._held[0]
-            file = self.write(trace)
+            file = self.write(trace, again=True)
             self.flush()
             if file is None or file.torn:
                 return
             del self._held[0]
+            self._held_bytes -= _size(trace)
             self.over(entry)
-        self._held_bytes = 0
 
     def flush(self) -> None:
         """Write all that waits. A file that the disk refuses is torn."""
@@ -290,17 +296,24 @@ class Journal:
             return False
         return not any(file.torn for file in files)
 
-    def _current(self) -> File | None:
+    def _current(self, *, again: bool = False) -> File | None:
         """The file that takes calls that begin; None when the disk refuses one."""
-        if not self._files or self._files[-1].torn or self._files[-1].size > FILE_BYTES:
+        newest = self._files[-1] if self._files else None
+        if newest is not None and newest.torn and not newest.touched:
+            # The same file once more, as a new one: what was to begin in it stands nowhere.
+            self._files[-1] = newest = File(newest.path, newest.descriptor)
+        elif newest is None or newest.torn or newest.size > FILE_BYTES:
+            if not again and sum(file.torn for file in self._files) >= MAX_TORN:
+                return None
             try:
-                self._files.append(File(*owned.create(self._folder, frames.PREFIX)))
+                newest = File(*owned.create(self._folder, frames.PREFIX))
             except OSError as error:
                 self._failed(error)
                 return None
+            self._files.append(newest)
             for file in self._files[:-1]:
                 self._let_go_if_over(file)
-        return self._files[-1]
+        return newest
 
     def _let_go_if_over(self, file: File) -> None:
         if not file.open and not file.syncing and not file.unwritten and file in self._files[:-1]:
@@ -315,8 +328,13 @@ class Journal:
             log.warning("journal not written", error=str(error), refusals=self.failures)
 
 
+def _size(trace: Trace) -> int:
+    return len(trace.body) + sum(len(piece) for _, piece in trace.pieces)
+
+
 def _write(file: File, data: bytes) -> None:
     written = os.write(file.descriptor, data)
+    file.touched = True
     if written < len(data):  # a full disk; what may have been read of it already has no end, and stands elsewhere later
         os.ftruncate(file.descriptor, file.size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -149,6 +149,6 @@ def _ends_after(path: Path, committed: float) -> int:
                     end = os.pread(file.fileno(), frames.AT.size, at)
                     found += len(end) < frames.AT.size or frames.AT.unpack(end)[0] > committed
                 at += length
-    except FileNotFoundError:
+    except OSError:  # stored meanwhile, or nothing that the writer could read
         pass
     return found

@@ -7,6 +7,7 @@ or dies, a writer brings in what has ended, and ends too.
 """
 
 import contextlib
+import errno
 import gc
 import heapq
 import os
@@ -50,6 +51,8 @@ LOOK_S = 1.0
 """Seconds after which it looks without being called: a worker may have been killed."""
 COLLECT_AFTER = 50_000, 20, 50
 """Thresholds of the garbage collector: lineage and calls that wait live long, and are looked through less often."""
+MAX_OPEN = 256
+"""Files that are read at a time, the oldest; after a time without a database there may be more than descriptors."""
 NICE = 10
 """How far the writer's process stands back behind the worker, whose clients wait."""
 
@@ -73,6 +76,8 @@ class Writer:
         self._progress: Progress
         self._store: Store | None = None
         self._files: dict[Path, JournalFile] = {}
+        self._unopened: set[Path] = set()
+        """Those that cannot be opened, and were told of."""
         self._said_ready = False
 
     def run(self) -> None:
@@ -118,21 +123,23 @@ class Writer:
         poll.register(self._progress.bell, select.POLLIN)
         while True:
             last = self._left(0.0)
-            self._look()
+            more = self._look()
             self._ready()
+            if more:
+                continue
             if last:
                 return
             poll.poll(LOOK_S * 1000)
             self._progress.heard()
 
-    def _look(self) -> None:
-        """Bring in all that has ended until now."""
+    def _look(self) -> bool:
+        """Bring in all that has ended until now; true when there are files that can be read only after these."""
         self._progress.beat()
         self._find_files()
         for file in self._files.values():
             file.look_for_owner()
         # Once more, and later than all: what stands elsewhere, of a file that was let go, is read now.
-        self._find_files()
+        all_found = self._find_files()
         until = time.monotonic()
         files = list(self._files.values())
         for batch in _batches(heapq.merge(*(file.ended(until) for file in files), key=_ended_at)):
@@ -143,13 +150,33 @@ class Writer:
         for file in files:
             if file.owner_gone and file.path in self._files:
                 self._finish(file)
-        self._progress.reached(until)
+        if all_found:
+            self._progress.reached(until)
+        return not all_found and len(self._files) < len(files)
 
-    def _find_files(self) -> None:
+    def _find_files(self) -> bool:
+        """Open what is new; false when there are more files than are read at a time."""
         for path in files_in(self._folder):
-            if path not in self._files:
-                with contextlib.suppress(FileNotFoundError):
-                    self._files[path] = JournalFile(path)
+            if path in self._files:
+                continue
+            if len(self._files) >= MAX_OPEN:
+                return False
+            try:
+                self._files[path] = JournalFile(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._files:
+                    return False
+                self._not_opened(path, error)
+        return True
+
+    def _not_opened(self, path: Path, error: OSError) -> None:
+        """Somebody else's file, or none at all: all others are read."""
+        if path not in self._unopened:
+            self._unopened.add(path)
+            log.error("a file of the journal cannot be read", path=str(path), error=str(error))
+            self._count("journal_files_unreadable", errno.errorcode.get(error.errno or 0, "unknown"), 1)
 
     def _finish(self, file: JournalFile) -> None:
         """What a worker that died had in flight, and then the file is needed no more."""

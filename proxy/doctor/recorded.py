@@ -24,6 +24,7 @@ SURE = 0.9
 LOUD = {
     "rejected_calls": "Look at rejected.jsonl in the spool folder, and report it as a fault of Mosaic's.",
     "journal_calls_unreadable": "Calls in damaged files of the spool folder; they are kept there as damaged-*.",
+    "journal_files_unreadable": "Files in the spool folder that cannot be opened; calls in them are not stored.",
     "flattened_calls": "Calls in which what is nested over 254 deep is kept as text; their tokens are as always.",
     "untold_calls": "Stored calls that /metrics and spans lack; the proxy's log has the reason.",
     "interrupted_calls": "Calls in flight when a proxy was killed; stored with what was seen.",
@@ -40,7 +41,11 @@ LOUD = {
 """Counters that a person should know of, and what they mean. All others are in `/metrics` and on the health page."""
 WORDS = {"none": "with no evidence at all"}
 """Reasons of counters that say nothing by their name."""
-LEVELS = {"rejected_calls": Level.WRONG, "journal_calls_unreadable": Level.WARNING}
+LEVELS = {
+    "rejected_calls": Level.WRONG,
+    "journal_calls_unreadable": Level.WARNING,
+    "journal_files_unreadable": Level.WARNING,
+}
 
 
 def counters(subject: Subject) -> Iterator[Finding]:

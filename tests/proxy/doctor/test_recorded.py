@@ -21,7 +21,11 @@ from tests.proxy.doctor.looking import found, only
 def test_what_is_counted_is_told_with_what_it_means(settings: Settings, store: Store, name: str) -> None:
     assert [one.level for one in found(settings, "counters")] == [Level.OK]
     store.count(name, "some_reason", 3)
-    level = {"rejected_calls": Level.WRONG, "journal_calls_unreadable": Level.WARNING}.get(name, Level.NOTE)
+    level = {
+        "rejected_calls": Level.WRONG,
+        "journal_calls_unreadable": Level.WARNING,
+        "journal_files_unreadable": Level.WARNING,
+    }.get(name, Level.NOTE)
     reason = "some reason" if name == "inexact_calls" else "some_reason"
     (one,) = found(settings, "counters")
     assert (one.level, one.what) == (level, f"{name.replace('_', ' ')}: 3 {reason}")
