@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -26,11 +27,15 @@ from mosaic.urls import shown_url
 from proxy import engine_watch, spans
 from proxy.access import check_bind
 from proxy.app import Application, create_app
+from proxy.belonging import Belonging
 from proxy.connections import Connection
+from proxy.figures import total
 from proxy.reading import waiting_calls
 
 BACKLOG = 2048
 """Connections that may wait while the server starts or is busy."""
+MAX_DESCRIPTORS = 65_536
+"""Files and connections that may be open."""
 
 log = structlog.get_logger()
 
@@ -66,6 +71,7 @@ def serve(
     check_bind(settings)
     if settings.otel:
         spans.require()
+    _raise_limits()
     listener = _listen(settings)
     # Also brings the database into being, before several workers would.
     Store(settings.database).close()
@@ -74,16 +80,25 @@ def serve(
     said = f"mosaic serves {where}/v1 in front of {engine}; recording to {shown_url(settings.database)}"
     # Until uvicorn listens to signals, being asked to end must still end the schedule too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with _schedule(settings):
+    with contextlib.closing(Belonging(settings)), _schedule(settings):
         _serve(settings, flags, listener, said)
 
 
+def _raise_limits() -> None:
+    """As many descriptors as the system lets us have: each open call takes two, and shells give 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.socket, said: str) -> None:
+    lost = total(settings.spool)["lost"]
     if settings.workers > 1:
         typer.echo(said, err=True)
         with engine_watch.running(settings):
             _serve_together(settings, flags, listener)
-        _say_stored(settings)
+        _say_stored(settings, lost)
         return
     server = uvicorn.Server(_config(create_app(settings), settings))
     # uvicorn drains on SIGTERM and then raises the signal again; ending as asked is no failure. Nor is it one to be
@@ -92,12 +107,14 @@ def _serve(settings: Settings, flags: Mapping[str, object], listener: socket.soc
     typer.echo(said, err=True)
     with contextlib.suppress(KeyboardInterrupt), engine_watch.running(settings):  # nor, for the same reason, is Ctrl-C
         server.run(sockets=[listener])
-    _say_stored(settings)
+    _say_stored(settings, lost)
 
 
-def _say_stored(settings: Settings) -> None:
+def _say_stored(settings: Settings, lost_before: int) -> None:
     if not settings.record:
         log.info("stopped")
+    elif lost := total(settings.spool)["lost"] - lost_before:
+        log.error("stopped; calls are LOST: the disk did not take them", calls=lost, folder=str(settings.spool))
     elif waiting := waiting_calls(settings.spool):
         where = {"calls": waiting, "folder": str(settings.spool)}
         log.warning("stopped; calls wait on the disk until the next start stores them", **where)

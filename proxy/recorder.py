@@ -19,6 +19,7 @@ import structlog
 
 from mosaic.errors import SettingsError
 from mosaic.settings import Settings
+from proxy.belonging import Belonging
 from proxy.beside import CLOSE_S, STUCK_S, Watchdog, writer_at
 from proxy.figures import COUNTERS, Figures, total
 from proxy.journal import Entry, File, Journal
@@ -45,8 +46,9 @@ class Recorder:
     """One worker's calls on their way to the store. Used by one event loop, between `start` and `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `SettingsError` when the folder of the journal cannot be used."""
+        """Raises `SettingsError` when the folder of the journal cannot be used, or is another database's."""
         self._settings = settings
+        self._belonging = Belonging(settings)
         self.journal = Journal(settings.spool)
         self._shared = 0
         """Refusals of the journal's disk that the figures have."""
@@ -210,6 +212,7 @@ class Recorder:
         self._share()
         self._figures.close()
         self.progress.close()
+        self._belonging.close()
 
     async def _sleep(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
