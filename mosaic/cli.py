@@ -123,7 +123,7 @@ def reward(
     said = "" if outcome.in_force else f" (too late to count: it was {outcome.state.value}; kept, see reward_window_s)"
     typer.echo(
         f"{trajectory}: {'none' if number is None else number}{said}"
-        + (", trained again by the next job" if outcome.reopened else "")
+        + (", to be trained by the next job" if outcome.reopened else "")
     )
 
 

@@ -5,6 +5,7 @@ writers queue as well, by an advisory lock: what one process writes is committed
 numbers rise in the order of commits, which lineage relies on. Readers get a snapshot on both.
 """
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, t
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, SQLAlchemyError
 
-from mosaic.errors import StoreError
+from mosaic.errors import RequestError, StoreError
 from mosaic.store.models import Base
 from mosaic.store.views import create_views
 from mosaic.urls import shown_url
@@ -35,6 +36,7 @@ WRITER_LOCK = 0x6D6F73616963
 """Key of the advisory lock that PostgreSQL's writers hold while they write."""
 HEAD = "0007"
 """Revision of the schema that this code reads and writes; the newest file in `migrations/versions`."""
+_REVISION = re.compile(r"\d{4}")
 
 
 class Database:
@@ -59,16 +61,15 @@ class Database:
 
     def _open(self) -> None:
         """Create the tables where there are none. Raises `StoreError`."""
-        if self._file is not None and not self._may_create and not self._file.exists():
-            raise StoreError(
-                f"there is no database at {self._file.absolute()}.",
-                "`mosaic serve` makes it; --database, or mosaic.toml in the folder where you are, names another.",
-            )
         try:
+            if self._file is not None and not self._may_create and not self._file.exists():
+                raise self._missing(f"there is no database at {self._file.absolute()}")
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
             with self.engine.connect() as connection:
                 found = revision(connection)
+            if found is None and not self._may_create:
+                raise self._missing(f"database {self.shown_url} holds none of Mosaic's tables")
             if found is None:
                 with self._writer.begin() as connection:
                     self._lock(connection)
@@ -83,6 +84,13 @@ class Database:
             self.close()
             raise _other_revision(self.shown_url, found)
         self._identity = self._identify()
+
+    def _missing(self, what: str) -> StoreError:
+        self.close()
+        return StoreError(
+            f"{what}.",
+            "`mosaic serve` makes it; --database, or mosaic.toml in the folder where you are, names another.",
+        )
 
     def _identify(self) -> tuple[int, int] | None:
         """What tells a SQLite file from another that was put into its place; None for other databases."""
@@ -177,10 +185,11 @@ def upgrade(url: str) -> tuple[str | None, str]:
 
 
 def revision(connection: Connection) -> str | None:
-    """Revision of the schema; None for an empty database. Files from before there were revisions count as 0001."""
+    """Revision of the schema; None for one without Mosaic's tables. Files from before there were revisions count as
+    0001."""
     tables = inspect(connection).get_table_names()
     if "alembic_version" in tables:
-        return str(connection.execute(text("select version_num from alembic_version")).scalar_one())
+        return str(connection.execute(text("select version_num from alembic_version")).scalar() or "")
     return "0001" if "calls" in tables else None
 
 
@@ -274,6 +283,10 @@ def _refusals() -> Iterator[None]:
     """What the database refuses becomes a `StoreError`; `permanent` tells what no second try can help."""
     try:
         yield
+    except UnicodeEncodeError as error:  # a lone surrogate, as Python reads an argument that is no UTF-8
+        raise RequestError(
+            f"{error.object!r} is no text that a database can hold.", "Write it in UTF-8, as its neighbours are."
+        ) from error
     except SQLAlchemyError as error:
         raise StoreError(
             f"the database refused: {_said(error)}.",
@@ -293,6 +306,11 @@ def _beyond_limits(error: SQLAlchemyError) -> bool:
 
 
 def _other_revision(shown: str, found: str) -> StoreError:
+    if not _REVISION.fullmatch(found):
+        return StoreError(
+            f"database {shown} has schema {found!r}, which is another program's.",
+            "Give Mosaic a database of its own: --database, or `database` in mosaic.toml.",
+        )
     if found > HEAD:
         return StoreError(f"database {shown} has schema {found}, newer than this Mosaic's {HEAD}.", "Upgrade Mosaic.")
     return StoreError(
