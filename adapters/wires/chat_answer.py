@@ -4,6 +4,7 @@ Nothing is ever re-tokenised: what the engine does not send is missing, with its
 """
 
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ from mosaic.records import IdArray, LogprobArray
 T = TypeVar("T", bound=np.generic)
 
 DONE = b"[DONE]"
+_HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
+"""Of an id's four, the one that holds the sign."""
 
 
 @dataclass(slots=True)
@@ -179,9 +182,12 @@ def _choice(index: int, kept: _ChoiceSoFar) -> Choice:
 
 def _ids(said: Sequence[Any]) -> IdArray:
     try:
-        return np.frombuffer(struct.pack(f"{len(said)}i", *said), np.int32)  # half the time that numpy needs
+        packed = struct.pack(f"{len(said)}i", *said)  # half the time that numpy needs
     except struct.error:
-        return _row(np.asarray(said, np.int32))
+        packed = _row(np.asarray(said, np.int32)).tobytes()
+    if not packed[_HIGHEST_BYTE::4].isascii():
+        raise ValueError("a token has a negative id")
+    return np.frombuffer(packed, np.int32)
 
 
 def _logprobs(said: Sequence[Any]) -> LogprobArray:

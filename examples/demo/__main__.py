@@ -38,6 +38,9 @@ POLICY = Path(__file__).parent / "checkpoint"
 MAX_MODEL_LEN = 2048
 """The engine's context in tokens: the agent's small budget compacts long before."""
 
+MAX_TRAINED = 1024
+"""Tokens of the longest sequence that is trained."""
+
 console = Console()
 
 
@@ -108,7 +111,7 @@ class Stage:
                 epochs=plan.epochs,
                 minibatches=plan.minibatches,
                 max_staleness=0,
-                max_tokens=MAX_MODEL_LEN,
+                max_tokens=MAX_TRAINED,
                 only="round-%",
             ),
         )

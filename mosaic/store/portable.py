@@ -205,7 +205,7 @@ def _ids(value: Any) -> IdArray:
 def _logprobs(value: Any) -> LogprobArray:
     # JSON has no infinity: null stands for minus infinity there.
     given = np.asarray([-math.inf if one is None else one for one in value]) if len(value) else np.zeros(0)
-    if given.ndim != 1 or given.dtype.kind not in "if" or np.isnan(given).any() or (given == math.inf).any():
+    if given.ndim != 1 or given.dtype.kind not in "if" or np.isnan(given).any():
         raise ValueError("a list of numbers is needed")
     with np.errstate(over="ignore"):
         return given.astype(np.float32)

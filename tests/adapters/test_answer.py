@@ -29,11 +29,11 @@ def captured(ids: list[Any], logprobs: list[Any], prompt: list[Any]) -> chat.Cap
 
 
 def as_numpy(said: list[Any], dtype: type[np.int32 | np.float32]) -> NDArray[Any]:
-    """Raises `TypeError`, `ValueError` or `OverflowError` for what is no list of numbers."""
+    """Raises `TypeError`, `ValueError` or `OverflowError` for what is no list of numbers, or of ids."""
     with np.errstate(over="ignore"):
         array = np.asarray(said, dtype)
-    if array.ndim != 1:
-        raise ValueError("no list")
+    if array.ndim != 1 or (dtype is np.int32 and (array < 0).any()):
+        raise ValueError("no list of them")
     return array
 
 

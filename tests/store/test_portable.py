@@ -129,6 +129,14 @@ def test_a_logprob_that_is_rounded_twice_by_readers_of_short_numbers_comes_back(
     assert found["calls"][0]["choices"][0]["logprobs"].tobytes() == tricky.tobytes()
 
 
+def test_a_logprob_beyond_float32_comes_back_as_infinite(example: Record, tmp_path: Path) -> None:
+    beyond = {**example, "calls": with_logprobs(example, np.asarray([np.inf], np.float32))}
+    for form in FileFormat.JSONL, FileFormat.PARQUET:
+        portable_files.write([beyond], tmp_path / form.value, form)
+        ((_, found),) = portable_files.read(tmp_path / form.value)
+        assert not np.isfinite(found["calls"][0]["choices"][0]["logprobs"]).any()
+
+
 def test_a_logprob_that_is_no_number_is_not_exported(example: Record, tmp_path: Path) -> None:
     broken = {**example, "calls": with_logprobs(example, np.asarray([np.nan], np.float32))}
     with pytest.raises(MosaicError, match=r"run-1.*NaN"):
