@@ -290,7 +290,9 @@ def _refusals() -> Iterator[None]:
     except SQLAlchemyError as error:
         raise StoreError(
             f"the database refused: {_said(error)}.",
-            "Check its free space and permissions; nothing that was committed is lost.",
+            "Something else is writing to it: try again once that has ended (`mosaic relink`, a backup, ...)."
+            if _is_busy(error)
+            else "Check its free space and permissions; nothing that was committed is lost.",
             permanent=isinstance(error, IntegrityError | DataError) or _beyond_limits(error),
         ) from error
 
@@ -298,6 +300,14 @@ def _refusals() -> Iterator[None]:
 def _said(error: Exception) -> str:
     """What the driver said, on one line and without the mark at its end."""
     return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".?")
+
+
+def _is_busy(error: SQLAlchemyError) -> bool:
+    """Whether somebody else held the database for too long."""
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return getattr(cause, "sqlstate", None) == "55P03"  # lock_not_available
 
 
 def _beyond_limits(error: SQLAlchemyError) -> bool:

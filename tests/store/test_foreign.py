@@ -47,3 +47,17 @@ def test_an_argument_that_is_no_utf8_is_told_of(database_url: str) -> None:
     with pytest.raises(RequestError, match="no text that a database can hold"):
         store.reward("\udcff", 1.0, "test")
     store.close()
+
+
+def test_a_database_that_somebody_else_writes_to_is_told_as_such(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store(database_url).close()
+    monkeypatch.setattr("mosaic.store.database.BUSY_TIMEOUT_S", 1)
+    one, other = Store(database_url), Store(database_url)
+    with one.database.writing(), pytest.raises(StoreError, match="Something else is writing to it"):
+        other.count("tests", "run")
+    other.count("tests", "run")
+    assert other.counters()["tests"] == {"run": 1}
+    one.close()
+    other.close()
