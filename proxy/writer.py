@@ -147,12 +147,19 @@ class Writer:
             for file in files:
                 if file.done and file.path in self._files:
                     self._finish(file)  # workers that are far ahead wait for this
+        self._finish_all(file for file in files if all_found or file.done)
+        if all_found:
+            self._progress.reached(until)
+            return False
+        if len(self._files) == len(files):
+            self._finish_all(files)
+        # What is open in the others may stand elsewhere, in files that are not read yet.
+        return len(self._files) < len(files)
+
+    def _finish_all(self, files: Iterable[JournalFile]) -> None:
         for file in files:
             if file.owner_gone and file.path in self._files:
                 self._finish(file)
-        if all_found:
-            self._progress.reached(until)
-        return not all_found and len(self._files) < len(files)
 
     def _find_files(self) -> bool:
         """Open what is new; false when there are more files than are read at a time."""

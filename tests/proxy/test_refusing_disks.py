@@ -1,6 +1,7 @@
 """Disks that take some writes and refuse others: every call is kept once, and nothing else grows."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from proxy import journal as journals
 from proxy.journal import MAX_TORN, Journal
 from proxy.reading import JournalFile, files_in
 from proxy.trace import Trace
-from proxy.writer import MAX_OPEN
+from proxy.writer import MAX_OPEN, Writer
 from tests.conftest import ProxyFactory, until
 from tests.engine import Turn
 from tests.proxy.test_recorder import ask, recorder
@@ -152,6 +153,47 @@ async def test_more_files_than_are_read_at_a_time_are_all_read(start_proxy: Prox
         await ask(proxy.url, "after")
         await until(lambda: len(proxy.store.trajectories()) == 2)
         await until(lambda: len(files_in(spool)) <= 1)
+
+
+async def test_what_stands_in_a_file_that_is_read_later_is_not_given_as_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk took a call's beginning in one file and all of it in a later one."""
+    monkeypatch.setattr("proxy.writer.MAX_OPEN", 3)
+    spool = tmp_path / "spool"
+    calls = conversation(6)
+    for call in calls[:2]:
+        await leave(spool, [call], ended=0)
+    for call in [*calls[2:], *calls[:2]]:
+        await leave(spool, [call])
+    ours, theirs = socket.socketpair()
+    ours.close()  # the worker has gone: it brings in what there is, and ends
+    with theirs:
+        Writer(theirs, f"sqlite:///{tmp_path}/mosaic.db", spool).run()
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    with store.engine.connect() as connection:
+        assert list(connection.exec_driver_sql("select status from calls").scalars()) == ["ok"] * 6
+    assert files_in(spool) == []
+    store.close()
+
+
+async def test_files_that_hold_open_calls_do_not_stop_those_that_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.writer.MAX_OPEN", 2)
+    calls = conversation(6)
+    for number, call in enumerate(calls):
+        await leave(tmp_path, [call], ended=number % 2)
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        Writer(theirs, f"sqlite:///{tmp_path}/mosaic.db", tmp_path).run()
+    store = Store(f"sqlite:///{tmp_path}/mosaic.db")
+    with store.engine.connect() as connection:
+        found = list(connection.exec_driver_sql("select status from calls order by started_at").scalars())
+    assert found == ["interrupted", "ok"] * 3
+    assert files_in(tmp_path) == []
+    store.close()
 
 
 async def test_a_file_that_cannot_be_opened_stops_no_other(start_proxy: ProxyFactory, tmp_path: Path) -> None:
