@@ -19,7 +19,9 @@ def test_a_sound_engine_passes_every_check_and_a_paused_one_is_found(tmp_path: P
     settings = settings_of(tmp_path, f"{engine.base_url}/v1", fidelity="exact")
     seen = [one for one in findings(settings, sampling=True) if one.check in ASKED]
     assert {one.check for one in seen} == set(ASKED)
-    assert [one for one in seen if one.level is not Level.OK] == []
+    # Whether the tiny policy calls a tool that it has never seen is its own affair.
+    assert [one for one in seen if one.level is not Level.OK and one.check != "tool ids"] == []
+    assert {one.level for one in seen if one.check == "tool ids"} <= {Level.OK, Level.NOTE}
     assert len([one for one in seen if one.check == "capture"]) == 3
     control = EngineControl(engine.base_url)
     control.pause()
