@@ -73,6 +73,7 @@ def serve(
         spans.require()
     _raise_limits()
     listener = _listen(settings)
+    belonging = Belonging(settings)
     # Also brings the database into being, before several workers would.
     Store(settings.database).close()
     where = f"http://{settings.host}:{listener.getsockname()[1]}"
@@ -80,7 +81,7 @@ def serve(
     said = f"mosaic serves {where}/v1 in front of {engine}; recording to {shown_url(settings.database)}"
     # Until uvicorn listens to signals, being asked to end must still end the schedule too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with contextlib.closing(Belonging(settings)), _schedule(settings):
+    with contextlib.closing(belonging), _schedule(settings):
         _serve(settings, flags, listener, said)
 
 

@@ -79,6 +79,7 @@ def test_a_second_server_on_the_folder_of_a_running_one_says_what_to_do_and_ends
                 assert second.returncode == 2
                 assert "MOSAIC_SPOOL=var/spool-2" in second.stderr
                 assert "Traceback" not in second.stderr
+                assert not (tmp_path / "other.db").exists()
         finally:
             first.send_signal(signal.SIGTERM)
             first.communicate(timeout=60)
